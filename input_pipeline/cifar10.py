@@ -1,0 +1,5 @@
+"""cifar10, by keras.datasets."""
+
+from input_pipeline.keras_datasets import loader
+
+load = loader("cifar10")

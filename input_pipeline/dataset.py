@@ -1,0 +1,84 @@
+"""A dataset as the run uses it: training, validation and evaluation sources, and the classes."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from input_pipeline import order
+from input_pipeline.source import Arrays, DataError, Example, Source, Subset, example_spec, fingerprint
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """What a dataset's `load` returns; any object with `train` and perhaps `evaluation`, `classes` serves.
+
+    Attributes:
+      train: the training examples.
+      evaluation: the test examples; None where a dataset has none.
+      classes: number of classes where labels are integers; None otherwise.
+      validation: what evaluations during the run use; None until `prepare` has set it.
+    """
+
+    train: Source
+    evaluation: Source | None = None
+    classes: int | None = None
+    validation: Source | None = None
+
+    @property
+    def spec(self) -> Example:
+        """Structure of one example, with a Spec (shape, dtype) for each array."""
+        return example_spec(self.train)
+
+    def facts(self) -> dict[str, Any]:
+        """What identifies the data: lengths and digests."""
+        sources = {"train": self.train, "validation": self.validation, "evaluation": self.evaluation}
+        return {k: f"{len(s)} examples, digest {fingerprint(s)}" for k, s in sources.items() if s is not None}
+
+
+def prepare(loaded: Any, validation_fraction: float) -> Dataset:
+    """Checks what a dataset's loader returned and splits off the validation examples.
+
+    Args:
+      loaded: an object or module with `train`, and perhaps `evaluation` and `classes`.
+      validation_fraction: share of the training examples held out; 0 validates on `evaluation`.
+
+    Raises:
+      DataError: no or empty training examples, labels out of range, nothing to evaluate on.
+    """
+    train, evaluation = getattr(loaded, "train", None), getattr(loaded, "evaluation", None)
+    for name, source in (("train", train), ("evaluation", evaluation)):
+        if source is None and name == "evaluation":
+            continue
+        if not isinstance(source, Source):
+            raise DataError(f"its {name!r} is {source!r}, which has no length and read(ids)")
+        if not len(source):
+            raise DataError(f"its {name!r} is empty (0 examples)")
+    assert train is not None
+    classes = getattr(loaded, "classes", None)
+    labels = train.arrays[1] if isinstance(train, Arrays) else None
+    if classes is None and labels is not None and np.issubdtype(labels.dtype, np.integer):
+        classes = int(labels.max()) + 1
+    for name, source in (("train", train), ("evaluation", evaluation)):
+        if isinstance(source, Arrays) and classes is not None:
+            check_labels(source.arrays[1], classes, f"{name!r}", np.arange(len(source)))
+    validation = evaluation
+    if validation_fraction:
+        kept, held_out = order.split(len(train), validation_fraction)
+        if not len(kept) or not len(held_out):
+            raise DataError(f"{validation_fraction} of {len(train)} examples leaves nothing on one side")
+        train, validation = Subset(train, kept), Subset(train, held_out)
+    return Dataset(train, evaluation, classes, validation)
+
+
+def check_labels(labels: Any, classes: int, where: str, ids: Any) -> None:
+    """Raises DataError if integer labels lie outside [0, classes), naming the first such example."""
+    if not np.issubdtype(labels.dtype, np.integer):
+        return
+    bad = (labels < 0) | (labels >= classes)
+    if bad.any():
+        first = tuple(np.argwhere(bad)[0])
+        raise DataError(
+            f"label {labels[first]} of example {ids[first[0]]} of {where} is out of range: "
+            f"there are {classes} classes, 0 to {classes - 1} ({int(bad.sum())} such labels)"
+        )

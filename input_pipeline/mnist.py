@@ -1,0 +1,5 @@
+"""mnist, by keras.datasets."""
+
+from input_pipeline.keras_datasets import loader
+
+load = loader("mnist")

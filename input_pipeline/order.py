@@ -1,0 +1,123 @@
+"""order(seed, position) -> example id, and the keys of a step's randomness: pure functions of integers.
+
+Pass p over n examples is a permutation of 0..n-1 keyed by (seed, p), evaluated per position, so there
+is no shuffle buffer, no iterator state, and looking up position 10**12 costs what position 0 costs.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
+
+_ROUNDS = 7
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(z: Words) -> Words:
+    """The finalizer of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def fold(*words: npt.ArrayLike) -> Words:
+    """One 64-bit hash of several integers, or of several integer arrays elementwise.
+
+    Args:
+      words: non-negative integers or arrays of them, which broadcast against each other.
+
+    Returns:
+      uint64, of the broadcast shape. Integers are taken modulo 2**64.
+    """
+    h = np.zeros((), np.uint64)
+    with np.errstate(over="ignore"):
+        for word in words:
+            h = _mix((h ^ np.asarray(word).astype(np.uint64)) + _GOLDEN)
+    return h
+
+
+def permute(index: npt.ArrayLike, n: int, key: Words) -> npt.NDArray[np.int64]:
+    """Evaluates the permutation of 0..n-1 that `key` names, at `index`.
+
+    An unbalanced Feistel network over the smallest power of two >= n, walked along its cycle until the
+    value lies below n (Black, Rogaway: Ciphers with arbitrary finite domains, 2002). Every round is
+    invertible, so every key gives a bijection.
+
+    Args:
+      index: integers in [0, n), any shape.
+      n: size of the domain.
+      key: uint64, broadcastable to index: elements may belong to different permutations.
+
+    Returns:
+      int64, the shape of index.
+    """
+    x = np.array(index, np.uint64, ndmin=1)
+    key = np.broadcast_to(key, x.shape)
+    bits = max(int(n - 1).bit_length(), 2)
+    walking = np.ones(x.shape, bool)
+    while walking.any():
+        x[walking] = _feistel(x[walking], bits, key[walking])
+        walking = x >= np.uint64(n)
+    return x.astype(np.int64).reshape(np.shape(index))
+
+
+def _feistel(x: Words, bits: int, key: Words) -> Words:
+    low_bits = np.uint64(bits // 2)
+    high_bits = np.uint64(bits) - low_bits
+    low_mask = (np.uint64(1) << low_bits) - np.uint64(1)
+    high_mask = (np.uint64(1) << high_bits) - np.uint64(1)
+    low, high = x & low_mask, x >> low_bits
+    with np.errstate(over="ignore"):
+        for r in range(_ROUNDS):
+            round_key = key + np.uint64(r + 1) * _GOLDEN
+            if r % 2:
+                high ^= _mix(round_key ^ low) & high_mask
+            else:
+                low ^= _mix(round_key ^ high) & low_mask
+    return (high << low_bits) | low
+
+
+def order(seed: int, positions: npt.ArrayLike, n: int) -> npt.NDArray[np.int64]:
+    """The example at each position of the endless order of a run.
+
+    Args:
+      seed: the run's seed.
+      positions: non-negative integers, any shape; position = step * global_batch + index in the batch.
+      n: examples in a pass; positions [p * n, (p + 1) * n) are pass p, which holds each id once.
+
+    Returns:
+      int64 ids in [0, n), the shape of positions.
+    """
+    positions = np.asarray(positions, np.int64)
+    passes = positions // n
+    return permute(positions % n, n, fold(0, seed, passes))
+
+
+def keys(seed: int, steps: npt.ArrayLike, replicas: npt.ArrayLike) -> npt.NDArray[np.uint32]:
+    """The random key of a logical replica at a step: fold(seed, step, replica).
+
+    Args:
+      seed: the run's seed.
+      steps: steps.
+      replicas: logical replicas, broadcastable against steps.
+
+    Returns:
+      uint32 (..., 2), of the broadcast shape of steps and replicas.
+    """
+    words = fold(1, seed, steps, replicas)
+    return np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)], -1).astype(np.uint32)
+
+
+def split(n: int, fraction: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Splits 0..n-1 into (kept, held out) at random, but the same for every seed of a run.
+
+    Args:
+      n: number of examples.
+      fraction: share held out, rounded to the nearest example.
+
+    Returns:
+      Two sorted int64 arrays.
+    """
+    shuffled = permute(np.arange(n), n, fold(2, n))
+    held_out = round(n * fraction)
+    return np.sort(shuffled[held_out:]), np.sort(shuffled[:held_out])

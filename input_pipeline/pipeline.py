@@ -1,0 +1,134 @@
+"""ids -> slices -> batches: the tf.data pipelines that feed the devices.
+
+One element is one block: the examples of `block` consecutive steps for one share of the logical
+replicas, as arrays (block, replicas of the share, examples of a replica, ...). Blocks are cut at
+multiples of `block` steps, so an element is a function of its index alone, whatever step a run
+resumes at, and a long block makes few large reads where single steps would make many small ones.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from input_pipeline import order
+from input_pipeline.dataset import check_labels
+from input_pipeline.source import DataError, Source, example_spec, flatten, map_structure, read
+
+Batch = dict[str, Any]  # 'x', 'y', 'key' and, where examples are weighted or padded, 'weight'
+
+
+@dataclasses.dataclass
+class Pipeline:
+    """Batches of a source for some of the logical replicas of a run.
+
+    Args:
+      source: the examples.
+      seed: the run's seed.
+      global_batch: examples per step over all logical replicas.
+      replicas: logical replicas, a divisor of global_batch.
+      shares: the logical replicas of each element in turn: one range per device that is fed apart.
+      block: steps per element.
+      classes: integer labels must lie in [0, classes); None: anything goes.
+      shuffled: in the endless random order of training; else each example once, in order of its id,
+        the last batch padded with examples of weight 0.
+      prefetch: blocks read ahead.
+    """
+
+    source: Source
+    seed: int
+    global_batch: int
+    replicas: int
+    shares: Sequence[range]
+    block: int
+    classes: int | None = None
+    shuffled: bool = True
+    prefetch: int = 2
+
+    def __post_init__(self) -> None:
+        self.error: Exception | None = None  # what the source raised: tf.data hands on only its text
+        self._padded = not self.shuffled and len(self.source) % self.global_batch != 0
+        self._spec = self._element_spec()
+
+    @property
+    def steps(self) -> int:
+        """Steps in which a pass sees every example; the last may be padded (or run into the next pass)."""
+        return -(-len(self.source) // self.global_batch)
+
+    def dataset(self, first_block: int = 0) -> "tf.data.Dataset":
+        """The elements from a block on, the shares of a block one after the other.
+
+        Training goes on for ever; an unshuffled pass ends with the block of its last step.
+        """
+        shares = len(self.shares)
+        end = np.iinfo(np.int64).max if self.shuffled else -(-self.steps // self.block) * shares
+        index = tf.data.Dataset.range(first_block * shares, end)
+        # One read per block and share: the source sees few large batches. Order is kept, whatever
+        # the number of parallel calls.
+        elements = index.map(self._element, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return elements.prefetch(self.prefetch * shares)
+
+    def blocks(self, first_block: int = 0) -> Iterator[Batch]:
+        """The elements as numpy arrays, for backends that are not TensorFlow."""
+        return self.dataset(first_block).as_numpy_iterator()
+
+    def read_block(self, index: int) -> Batch:
+        """Reads element `index`: block index // shares, share index % shares."""
+        block, share = divmod(int(index), len(self.shares))
+        per_replica = self.global_batch // self.replicas
+        replica = np.asarray(self.shares[share])[:, None]
+        step = block * self.block + np.arange(self.block)[:, None, None]
+        position = step * self.global_batch + replica * per_replica + np.arange(per_replica)
+        n = len(self.source)
+        if self.shuffled:
+            ids = order.order(self.seed, position, n)
+        else:
+            ids = np.minimum(position, n - 1)
+        x, y, *weight = read(self.source, ids.ravel())
+        if self.classes is not None:
+            for labels in flatten(y):
+                check_labels(labels, self.classes, "the source", ids.ravel())
+        batch = map_structure(lambda a: a.reshape(ids.shape + a.shape[1:]), {"x": x, "y": y})
+        batch["key"] = order.keys(self.seed, step[..., 0], replica[:, 0])
+        if weight or self._padded:
+            given = weight[0].reshape(ids.shape) if weight else np.ones(ids.shape)
+            batch["weight"] = np.where(position < n, given, 0).astype(np.float32) if self._padded else given
+        return batch
+
+    def _element_spec(self) -> Batch:
+        """Structure of an element with tf.TensorSpecs; the shares are of one size."""
+        x, y, *weight = example_spec(self.source)
+        leading = (self.block, len(self.shares[0]), self.global_batch // self.replicas)
+        spec = map_structure(lambda s: tf.TensorSpec(leading + s.shape, s.dtype), {"x": x, "y": y})
+        spec["key"] = tf.TensorSpec((*leading[:2], 2), tf.uint32)
+        if weight or self._padded:
+            spec["weight"] = tf.TensorSpec(leading, tf.float32 if self._padded else weight[0].dtype)
+        return spec
+
+    def _element(self, index: Any) -> Batch:
+        specs = tf.nest.flatten(self._spec)
+
+        def flat(index: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
+            try:
+                return list(tf.nest.flatten(self.read_block(int(index))))
+            except Exception as error:
+                self.error = self.error or error
+                raise
+
+        tensors = tf.numpy_function(flat, [index], [spec.dtype for spec in specs])
+        for tensor, spec in zip(tensors, specs, strict=True):
+            tensor.set_shape(spec.shape)
+        return tf.nest.pack_sequence_as(self._spec, tensors)
+
+
+def block_steps(source: Source, global_batch: int, most: int = 32, megabytes: float = 8.0) -> int:
+    """How many steps a block holds: a power of two, at most `most`, of at most `megabytes` together."""
+    example = sum(int(np.prod(s.shape)) * s.dtype.itemsize for s in flatten(example_spec(source)))
+    steps = max(1, int(megabytes * 2**20 / max(1, example * global_batch)))
+    return min(most, 1 << (steps.bit_length() - 1))
+
+
+__all__ = ["Batch", "DataError", "Pipeline", "block_steps"]

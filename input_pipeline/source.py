@@ -1,0 +1,126 @@
+"""A source is random-access examples: a length and `read(ids)`. A dataset is two of them, and a name for labels."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+Example = Any  # a nested structure of arrays, as Keras takes it: (x, y) or (x, y, weight)
+
+
+class DataError(ValueError):
+    """What is wrong with the data, for the user of the dataset: the reason and the fix."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Random-access examples."""
+
+    def __len__(self) -> int:
+        """Number of examples."""
+
+    def read(self, ids: npt.NDArray[np.int64]) -> Example:
+        """Reads a batch.
+
+        Args:
+          ids: int64 (batch,), each in [0, len(self)), in any order and perhaps repeated.
+
+        Returns:
+          (x, y) or (x, y, weight), each a (nested) array whose first dim is batch. A pure function of
+          ids: the same id gives the same bytes at every call in every process.
+        """
+
+
+class Arrays:
+    """Examples that lie in memory (or in memory-mapped files).
+
+    Args:
+      arrays: x, y and perhaps weight, each (examples, ...).
+    """
+
+    def __init__(self, *arrays: npt.NDArray[Any]) -> None:
+        self.arrays = arrays
+        if len({len(array) for array in arrays}) != 1:
+            raise DataError(f"the arrays differ in length: {[len(array) for array in arrays]}")
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    def read(self, ids: npt.NDArray[np.int64]) -> Example:
+        return tuple(np.take(array, ids, axis=0) for array in self.arrays)
+
+
+class Subset:
+    """Some examples of another source.
+
+    Args:
+      source: the whole.
+      ids: int64 (n,), those that belong to the subset.
+    """
+
+    def __init__(self, source: Source, ids: npt.NDArray[np.int64]) -> None:
+        self.source, self.ids = source, ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def read(self, ids: npt.NDArray[np.int64]) -> Example:
+        return self.source.read(self.ids[ids])
+
+
+class Spec(NamedTuple):
+    """Shape (without the batch dim) and dtype of one array of an example."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def example_spec(source: Source) -> Example:
+    """The structure of one example, with a Spec for each array, learnt by reading example 0."""
+    return map_structure(lambda a: Spec(np.shape(a)[1:], np.asarray(a).dtype), read(source, [0]))
+
+
+def read(source: Source, ids: Sequence[int] | npt.NDArray[np.int64]) -> Example:
+    """`source.read(ids)` as numpy arrays, checked: a tuple of two or three, with len(ids) rows each.
+
+    Raises:
+      DataError: the source returned something else.
+    """
+    ids = np.asarray(ids, np.int64)
+    example = source.read(ids)
+    if not isinstance(example, tuple) or len(example) not in (2, 3):
+        raise DataError(f"read(ids) returned {type(example).__name__}, not a tuple (x, y) or (x, y, weight)")
+    example = map_structure(np.asarray, example)
+    for array in flatten(example):
+        if array.shape[:1] != ids.shape:
+            raise DataError(f"read() of {len(ids)} ids returned an array of shape {array.shape}")
+    return example
+
+
+def fingerprint(source: Source) -> str:
+    """A short digest of a source: its length, its spec and a few examples spread over it."""
+    n = len(source)
+    digest = hashlib.sha256(repr((n, example_spec(source))).encode())
+    for array in flatten(read(source, np.unique(np.linspace(0, n - 1, 16).astype(np.int64)))):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def map_structure(function: Callable[[Any], Any], structure: Any) -> Any:
+    """Applies a function to every leaf of nested tuples, lists and dicts (a Spec is a leaf)."""
+    if isinstance(structure, dict):
+        return {k: map_structure(function, v) for k, v in structure.items()}
+    if isinstance(structure, tuple | list) and not isinstance(structure, Spec):
+        return type(structure)(map_structure(function, v) for v in structure)
+    return function(structure)
+
+
+def flatten(structure: Any) -> list[Any]:
+    """The leaves of nested tuples, lists and dicts, dicts in sorted order of their keys."""
+    if isinstance(structure, dict):
+        return [leaf for k in sorted(structure) for leaf in flatten(structure[k])]
+    if isinstance(structure, tuple | list) and not isinstance(structure, Spec):
+        return [leaf for v in structure for leaf in flatten(v)]
+    return [structure]

@@ -1,0 +1,1 @@
+"""Onecurve: one training run, one curve, on any hardware, through any failure."""

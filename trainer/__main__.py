@@ -1,0 +1,64 @@
+"""python -m trainer [verb] --flags: verb and flags -> Config -> backend -> the verb's run(config)."""
+
+import dataclasses
+import importlib
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from absl import app, flags
+
+from trainer import backend
+from trainer.config import Config, define_flags, from_flags
+from trainer.errors import USER_ERROR, UserError
+
+VERBS = ("train", "evaluate", "export")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs a verb. Returns the exit code."""
+    config = from_flags()
+    verb = argv[1] if len(argv) > 1 else "train"
+    if verb == "export":
+        # A SavedModel is TensorFlow's format, and a checkpoint restores on either backend.
+        config = dataclasses.replace(config, strategy="one_device", backend="tensorflow", devices=0)
+    backend.prepare(backend.choose(config))
+    with backend.quiet():
+        module = importlib.import_module(f"trainer.{verb}")
+    return int(module.run(config))
+
+
+def parse(argv: Sequence[str]) -> list[str]:
+    """Parses the command line; the verbs that read a run start from the flags that it was run with."""
+    arguments = list(argv)
+    verb = next((a for a in arguments[1:] if not a.startswith("-")), "train")
+    if verb not in VERBS:
+        raise UserError("verb", verb, "there is no such verb", f"one of {', '.join(VERBS)}")
+    try:
+        if verb != "train":
+            flags.FLAGS(arguments)
+            known = pathlib.Path(flags.FLAGS.run_dir, "run.flags")
+            if not flags.FLAGS.run_dir or not known.exists():
+                raise UserError(
+                    "run_dir", flags.FLAGS.run_dir, "holds no run (no run.flags)", "give a run's directory"
+                )
+            flags.FLAGS.unparse_flags()
+            arguments[1:1] = [f"--flagfile={known}"]
+        return list(flags.FLAGS(arguments))
+    except flags.Error as error:
+        raise UserError("flags", " ".join(argv[1:]), str(error), "see python -m trainer --help") from None
+
+
+def _guarded(function, *arguments):  # type: ignore[no-untyped-def]
+    try:
+        return function(*arguments)
+    except UserError as error:
+        print(f"onecurve: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(
+        lambda argv: sys.exit(_guarded(main, argv)), flags_parser=lambda argv: _guarded(parse, argv)
+    )

@@ -1,0 +1,88 @@
+"""Chooses the Keras backend and quiets the frameworks. Runs before anything imports keras."""
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from trainer.config import Config
+from trainer.errors import UserError
+
+_BACKENDS = {
+    "one_device": ("tensorflow", "jax"),
+    "mirrored": ("tensorflow",),
+    "device_mesh": ("jax",),
+}
+
+
+def choose(config: Config) -> str:
+    """Name of the backend that the strategy implies.
+
+    Raises:
+      UserError: --backend or KERAS_BACKEND contradicts --strategy.
+    """
+    possible = _BACKENDS[config.strategy]
+    if config.backend and config.backend not in possible:
+        raise UserError(
+            "backend",
+            config.backend,
+            f"contradicts --strategy={config.strategy}, which runs on {possible[0]}",
+            f"drop --backend, or use --strategy={_strategies(config.backend)}",
+        )
+    environment = os.environ.get("KERAS_BACKEND", "")
+    if not config.backend and environment and environment not in possible:
+        raise UserError(
+            "strategy",
+            config.strategy,
+            f"runs on {' or '.join(possible)}, but KERAS_BACKEND={environment} is set",
+            f"unset KERAS_BACKEND, or use --strategy={_strategies(environment)}",
+        )
+    return config.backend or environment or possible[0]
+
+
+def prepare(backend: str) -> None:
+    """Sets the environment that the frameworks read at import. What the user has set stays."""
+    os.environ["KERAS_BACKEND"] = backend
+    if not _verbose():
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drops what TensorFlow's C++ says while it is imported, which no setting of its own does.
+
+    Only lines in the form of its log are dropped, and only when the import ends well; everything
+    else is handed on. ONECURVE_VERBOSE=1 leaves all of it.
+    """
+    if _verbose():
+        yield
+        return
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as held_back:
+        os.dup2(held_back.fileno(), 2)
+        noise = re.compile(rb"[IW]\d{4} |WARNING: All log messages before absl|\d{4}-\d\d-\d\d .*: [IW] ")
+        try:
+            yield
+        except BaseException:
+            noise = re.compile(rb"(?!)")
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            held_back.seek(0)
+            for line in held_back:
+                if not noise.match(line):
+                    os.write(2, line)
+
+
+def _verbose() -> bool:
+    return os.environ.get("ONECURVE_VERBOSE") == "1"
+
+
+def _strategies(backend: str) -> str:
+    return " or ".join(s for s, backends in _BACKENDS.items() if backend in backends) or "one_device"

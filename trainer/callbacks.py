@@ -1,0 +1,60 @@
+"""Keras callbacks from the flags, and their state over restarts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from trainer import plugins
+from trainer.errors import UserError
+
+
+def create(specs: Sequence[str], model: keras.Model) -> keras.callbacks.CallbackList:
+    """The callbacks of --callbacks, by a name of keras.callbacks or a dotted path, bound to the model.
+
+    Batch hooks are called at the ends of chunks of steps, where the host looks in anyway, with the
+    number of steps done; epoch hooks at the ends of epochs, with the newest 'val_' metrics.
+    """
+    callbacks = []
+    for spec in specs:
+        name, attribute, arguments = plugins.parse(spec, "callbacks")
+        factory = getattr(keras.callbacks, name, None)
+        if factory is None or attribute:
+            factory, arguments = plugins.resolve(spec, "callbacks", "trainer.models", "create")
+        try:
+            callback = factory(**arguments)
+        except (TypeError, ValueError) as error:
+            raise UserError("callbacks", spec, str(error), "see keras.io/api/callbacks") from None
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise UserError(
+                "callbacks", spec, f"made a {type(callback).__name__}", "give a keras.callbacks.Callback"
+            )
+        if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
+            raise UserError(
+                "callbacks", spec, "would save beside the run's own checkpoints", "use --save_every and --keep"
+            )
+        callbacks.append(callback)
+    return keras.callbacks.CallbackList(callbacks, add_history=False, add_progbar=False, model=model)
+
+
+def state(callbacks: keras.callbacks.CallbackList) -> list[dict[str, Any]]:
+    """What the callbacks remember: their public attributes that are numbers, strings or None."""
+    plain = (int, float, str, bool, type(None))
+
+    def value(v: Any) -> Any:
+        return v.item() if isinstance(v, np.generic) else v
+
+    return [
+        {k: value(v) for k, v in vars(c).items() if not k.startswith("_") and isinstance(value(v), plain)}
+        for c in callbacks.callbacks
+    ]
+
+
+def restore(callbacks: keras.callbacks.CallbackList, saved: list[dict[str, Any]] | None) -> None:
+    """Gives the callbacks back what they remembered, if they are still the same ones."""
+    if saved is None or len(saved) != len(callbacks.callbacks):
+        return
+    for callback, attributes in zip(callbacks.callbacks, saved, strict=True):
+        if attributes.keys() <= vars(callback).keys():
+            vars(callback).update(attributes)

@@ -1,0 +1,103 @@
+"""The step is the only clock: what is due at a step, and how far to run until the next thing is.
+
+Epoch k ends with step ceil(k * examples / global batch): the step that uses the last example of the
+k-th pass over the data.
+"""
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+class Interval(NamedTuple):
+    """A cadence: a positive amount of steps, epochs or seconds, or never (amount 0)."""
+
+    amount: Fraction
+    unit: str  # 'step', 'epoch' or 'second'
+
+    @classmethod
+    def parse(cls, text: str) -> "Interval":
+        """Reads '100', '1epoch', '10min', '30s', '1h' or 'never'.
+
+        Raises:
+          ValueError: any other text, with the forms that are known.
+        """
+        if text.strip() in ("never", "0"):
+            return cls(Fraction(0), "step")
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(steps?|epochs?|s|min|h)?", text.strip())
+        if not match or not Fraction(match[1]):
+            raise ValueError("is not an interval such as 100, 1epoch, 10min or never")
+        amount, unit = Fraction(match[1]), match[2] or "step"
+        if unit in _SECONDS:
+            return cls(amount * Fraction(_SECONDS[unit]), "second")
+        if unit.startswith("step") and amount.denominator != 1:
+            raise ValueError("counts steps, which must be a whole number")
+        return cls(amount, unit.rstrip("s"))
+
+
+@dataclasses.dataclass
+class Clock:
+    """Tells what is due.
+
+    Args:
+      steps: the step at which the run ends.
+      examples: training examples in a pass over the data.
+      global_batch: examples per step.
+      intervals: name -> cadence. A cadence in seconds is looked at wherever the run stops anyway.
+      marks: further steps to stop at.
+      now: the time in seconds.
+    """
+
+    steps: int
+    examples: int
+    global_batch: int
+    intervals: Mapping[str, Interval]
+    marks: Sequence[int] = ()
+    now: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._last = dict.fromkeys(self.intervals, self.now())
+
+    def epochs_ended(self, step: int) -> int:
+        """Number of epochs that have ended when `step` steps are done."""
+        return step * self.global_batch // self.examples
+
+    def _next(self, interval: Interval, step: int) -> int:
+        """First step after `step` at which a cadence in steps or epochs is due."""
+        if not interval.amount or interval.unit == "second":
+            return self.steps
+        period = interval.amount
+        if interval.unit == "epoch":
+            period *= Fraction(self.examples, self.global_batch)
+        periods = math.floor(Fraction(step) / period)
+        while (due := math.ceil(periods * period)) <= step:
+            periods += 1
+        return due
+
+    def chunks(self, step: int, block_end: int) -> Iterator[int]:
+        """Ends of the pieces into which steps `step` to `block_end` fall, cut where something is due."""
+        while step < min(block_end, self.steps):
+            next_due = [self._next(interval, step) for interval in self.intervals.values()]
+            next_due += [mark for mark in self.marks if mark > step]
+            step = min(*next_due, block_end, self.steps)
+            yield step
+
+    def due(self, step: int) -> set[str]:
+        """Names of what is due when `step` steps are done."""
+        return {name for name, interval in self.intervals.items() if self._is_due(name, interval, step)}
+
+    def _is_due(self, name: str, interval: Interval, step: int) -> bool:
+        if not interval.amount:
+            return False
+        if interval.unit != "second":
+            return self._next(interval, step - 1) == step
+        if self.now() - self._last[name] < interval.amount:
+            return False
+        self._last[name] = self.now()
+        return True

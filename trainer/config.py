@@ -1,0 +1,216 @@
+"""The run as the user asked for it: one frozen Config, one field per flag.
+
+A field is declared once, with its default and its help; the absl flag is made from it.
+"""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from trainer.clock import Interval
+from trainer.errors import UserError
+
+STRATEGIES = ("one_device", "mirrored", "device_mesh")
+PRECISIONS = ("float32", "bfloat16", "mixed_bfloat16", "mixed_float16")
+
+
+def _flag(default: Any, help: str, choices: Sequence[str] = ()) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Every flag of the command line, parsed, not yet resolved against a machine or a dataset."""
+
+    # Where it computes; never part of what the run is.
+    strategy: str = _flag("one_device", "Where logical replicas run.", STRATEGIES)
+    backend: str = _flag(
+        "",
+        "Keras backend. Default: what the strategy implies; for one_device KERAS_BACKEND, else tensorflow.",
+        ("", "tensorflow", "jax"),
+    )
+    devices: int = _flag(
+        0,
+        "Number of devices; virtual CPU devices where fewer real ones are there. "
+        "0: all accelerators of this machine, or one CPU.",
+    )
+    # What it computes: the run's definition.
+    model: str = _flag("mlp", "Model: name(arg=value) or my_pkg.my_module:build(arg=value).")
+    dataset: str = _flag("digits", "Dataset: name(arg=value) or my_pkg.my_module:load(arg=value).")
+    data_dir: str = _flag("", "Directory that is handed to a dataset that asks for data_dir.")
+    validation_fraction: float = _flag(
+        0.0,
+        "Fraction of the training examples held out for the evaluations during the run. "
+        "0: these use the dataset's evaluation source.",
+    )
+    optimizer: str = _flag("adam", "Optimizer: adam, adamw, sgd(momentum=0.9), any of keras.optimizers.")
+    learning_rate: float = _flag(1e-3, "Peak learning rate.")
+    schedule: str = _flag(
+        "constant", "Learning rate over the steps: constant, cosine(warmup_steps=100), linear(...)."
+    )
+    precision: str = _flag("float32", "Keras dtype policy of the model.", PRECISIONS)
+    seed: int = _flag(0, "Seed of initial weights, data order and dropout.")
+    global_batch: int = _flag(64, "Examples per step, over all devices.")
+    replicas: int = _flag(
+        0,
+        "Logical replicas that share a global batch; more than devices accumulates gradients. "
+        "0: the devices of the first launch, recorded with the run.",
+    )
+    steps: int = _flag(-1, "Steps of the whole run. -1: by --epochs.")
+    epochs: float = _flag(0.0, "Passes over the training examples. 0: by --steps; 15 if neither is given.")
+    initialize_from: str = _flag(
+        "", "Run directory or checkpoint whose model variables the run starts from, at step 0."
+    )
+    # When: an interval is 100 (steps), 1epoch, 10min or never.
+    log_every: str = _flag("100", "Interval between lines of metrics.jsonl and TensorBoard points.")
+    evaluate_every: str = _flag("1epoch", "Interval between evaluations.")
+    save_every: str = _flag("1epoch", "Interval between checkpoints; the end is always saved.")
+    keep: int = _flag(3, "Number of newest checkpoints kept, beside the best one.")
+    profile_steps: str = _flag("", "Steps first,last between which a profiler trace is written.")
+    # With what.
+    run_dir: str = _flag(
+        "", "Directory of everything of the run; the same command continues it. Default: runs/<name>."
+    )
+    cache: str = _flag("none", "Where decoded examples are kept: none, memory, or a file's path.")
+    prefetch: int = _flag(2, "Blocks of steps that the input pipeline reads ahead.")
+    callbacks: tuple[str, ...] = _flag(
+        (), "Keras callbacks, repeatable: EarlyStopping(patience=3) or my_pkg.my_module:make(arg=value)."
+    )
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without a machine or a dataset."""
+        for name in ("log_every", "evaluate_every", "save_every"):
+            try:
+                Interval.parse(getattr(self, name))
+            except ValueError as error:
+                raise UserError(name, getattr(self, name), str(error), "for example 100, 1epoch, 10min")
+        for name, least in (
+            ("devices", 0),
+            ("replicas", 0),
+            ("global_batch", 1),
+            ("keep", 1),
+            ("prefetch", 1),
+            ("seed", 0),
+        ):
+            if getattr(self, name) < least:
+                raise UserError(name, getattr(self, name), f"is less than {least}", f"give {least} or more")
+        if self.steps >= 0 and self.epochs:
+            raise UserError("steps", self.steps, f"excludes --epochs={self.epochs:g}", "give one of the two")
+        if self.steps < -1 or self.epochs < 0:
+            name = "steps" if self.steps < -1 else "epochs"
+            raise UserError(name, getattr(self, name), "is negative", "give 0 or more")
+        if not 0 <= self.validation_fraction < 1:
+            raise UserError(
+                "validation_fraction", self.validation_fraction, "is not in [0, 1)", "for example 0.1"
+            )
+        if not self.learning_rate >= 0:
+            raise UserError("learning_rate", self.learning_rate, "is negative", "for example 0.001")
+        if self.strategy == "one_device" and self.devices > 1:
+            raise UserError(
+                "devices",
+                self.devices,
+                "contradicts --strategy=one_device",
+                "use --strategy=mirrored or --strategy=device_mesh, or --replicas to accumulate",
+            )
+        self.profile_range()
+        if self.devices:
+            self.check_batch(self.devices, self.replicas or self.devices)
+
+    def profile_range(self) -> tuple[int, int] | None:
+        """(first, last) of --profile_steps, or None."""
+        if not self.profile_steps:
+            return None
+        try:
+            first, last = (int(step) for step in self.profile_steps.split(","))
+        except ValueError:
+            first, last = 1, 0
+        if not 0 <= first < last:
+            raise UserError("profile_steps", self.profile_steps, "is not first,last", "for example 20,30")
+        return first, last
+
+    def check_batch(self, devices: int, replicas: int) -> None:
+        """Raises UserError unless devices divide replicas and replicas divide the global batch."""
+        if replicas % devices:
+            raise UserError(
+                "replicas",
+                replicas,
+                f"logical replicas are not divisible by {devices} devices",
+                f"use --devices={_divisors(replicas)}, or for a new run --replicas={devices} or a multiple",
+            )
+        if self.global_batch % replicas:
+            below = self.global_batch // replicas * replicas
+            raise UserError(
+                "global_batch",
+                self.global_batch,
+                f"is not divisible by {replicas} logical replicas (--replicas)",
+                f"use {' or '.join(str(b) for b in (below, below + replicas) if b)}",
+            )
+
+    def definition(self) -> dict[str, Any]:
+        """The flags that make the run what it is, wherever and however often it is started."""
+        names = (
+            "model dataset validation_fraction optimizer learning_rate schedule precision seed "
+            "global_batch replicas initialize_from"
+        )
+        definition = {name: getattr(self, name) for name in names.split()}
+        if not self.schedule.startswith("constant"):
+            definition |= {"steps": self.steps, "epochs": self.epochs}  # the schedule's horizon
+        return definition
+
+    def directory(self) -> pathlib.Path:
+        """--run_dir, or a name under runs/ that is the same for the same definition."""
+        if self.run_dir:
+            return pathlib.Path(self.run_dir)
+        digest = hashlib.sha256(json.dumps(self.definition(), sort_keys=True).encode()).hexdigest()
+        words = [name.partition("(")[0].replace(":", ".") for name in (self.dataset, self.model)]
+        return pathlib.Path("runs", "-".join([*words, digest[:6]]))
+
+    def to_flags(self) -> list[str]:
+        """Flags that differ from their default, one '--name=value' each; a --flagfile's lines."""
+        lines = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value == field.default:
+                continue
+            values = value if isinstance(value, tuple) else (value,)
+            lines += [f"--{field.name}={v}" for v in values]
+        return lines
+
+    def command(self, verb: str = "") -> str:
+        """The shell command that does `verb` with this configuration."""
+        words = ["python", "-m", "trainer", *([verb] if verb else []), *map(shlex.quote, self.to_flags())]
+        return " ".join(words)
+
+
+def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines one absl flag per field of Config."""
+    for field in dataclasses.fields(Config):
+        choices, help = field.metadata["choices"], field.metadata["help"]
+        if choices:
+            flags.DEFINE_enum(field.name, field.default, choices, help, flag_values=values)
+        elif field.default == ():
+            flags.DEFINE_multi_string(field.name, [], help, flag_values=values)
+        else:
+            define = {str: flags.DEFINE_string, int: flags.DEFINE_integer, float: flags.DEFINE_float}
+            define[type(field.default)](field.name, field.default, help, flag_values=values)
+
+
+def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
+    """The Config of parsed flags.
+
+    Raises:
+      UserError: values that contradict each other or make no sense.
+    """
+    names = [field.name for field in dataclasses.fields(Config)]
+    given = {name: getattr(values, name) for name in names}
+    return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+
+
+def _divisors(n: int) -> str:
+    return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)

@@ -1,0 +1,24 @@
+"""Errors for people, and the exit codes by which scripts tell them apart."""
+
+OK = 0
+USER_ERROR = 2
+PREEMPTED = 75  # told to stop; state saved; start again to continue
+BUSY = 76  # another process owns the run directory
+
+
+class UserError(Exception):
+    """A mistake in what the user gave, told as flag, value, reason and fix.
+
+    Args:
+      flag: name of the flag (without dashes) whose value is at fault.
+      value: that value, as given.
+      reason: why it can't be used.
+      fix: what to do instead.
+      exit_code: the process's exit status.
+    """
+
+    def __init__(
+        self, flag: str, value: object, reason: str, fix: str, exit_code: int = USER_ERROR
+    ) -> None:
+        super().__init__(f"--{flag}={value}: {reason}\n  Fix: {fix}")
+        self.exit_code = exit_code

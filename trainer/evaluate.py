@@ -1,0 +1,44 @@
+"""The verb evaluate: loss and metrics of a saved run, each example counted once."""
+
+import json
+import pathlib
+
+from trainer import checkpoint
+from trainer.assembly import Assembly, assemble
+from trainer.config import Config
+from trainer.errors import OK, UserError
+from trainer.reporting import words
+from trainer.run_directory import RunDirectory
+
+
+def run(config: Config) -> int:
+    """Prints the metrics of the run's best or newest checkpoint. Returns the exit code."""
+    parts, path = restore(config)
+    print(f"{path} on {parts.strategy.description}")
+    results = {}
+    if parts.dataset.validation is not parts.dataset.evaluation and parts.dataset.validation is not None:
+        results |= parts.evaluate(parts.dataset.validation, "val_")
+    if parts.dataset.evaluation is not None:
+        results |= parts.evaluate(parts.dataset.evaluation, "test_")
+    print(words(results))
+    print(json.dumps({"step": parts.program.step, **results}))
+    return OK
+
+
+def restore(config: Config) -> tuple[Assembly, pathlib.Path]:
+    """The parts of a saved run with its newest good checkpoint, and where that is."""
+    directory = RunDirectory(config)  # not entered: reading needs no ownership
+    definition = directory.definition()
+    if definition is None:
+        raise UserError(
+            "run_dir", directory.path, "holds no run (no definition.json)", "give the directory of a run"
+        )
+    for path, manifest in checkpoint.newest(directory.checkpoints):
+        if isinstance(manifest, dict):
+            break
+        print(f"skipped, damaged: {manifest}")
+    else:
+        raise UserError("run_dir", directory.path, "holds no good checkpoint", "train the run first")
+    parts = assemble(config, int(definition["flags"]["replicas"]))
+    checkpoint.read(path, parts.program, manifest)
+    return parts, path

@@ -1,0 +1,1 @@
+"""Models, each plain single-device Keras: build(**sizes) -> keras.Model."""

@@ -1,0 +1,122 @@
+"""'mlp(units=256)' or 'my_pkg.my_module:build(units=256)' -> a function and its arguments.
+
+There is no registry: a short name is a module of a package of ours, a dotted path is anybody's.
+Values are Python literals; nothing in a spec is evaluated.
+"""
+
+import ast
+import difflib
+import importlib
+import importlib.util
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer.errors import UserError
+
+
+def parse(spec: str, flag: str) -> tuple[str, str, dict[str, Any]]:
+    """Splits a spec into (module or short name, attribute or '', keyword arguments)."""
+    target, parenthesis, rest = spec.strip().partition("(")
+    module, _, attribute = target.strip().partition(":")
+    names = module.split(".") + ([attribute] if attribute else [])
+    if not all(name.isidentifier() for name in names):
+        raise UserError(
+            flag,
+            spec,
+            "is neither a name nor a dotted path",
+            "write name, name(argument=value) or package.module:function(argument=value)",
+        )
+    if not parenthesis:
+        return module, attribute, {}
+    try:
+        call = ast.parse(f"f({rest}", mode="eval").body
+        assert isinstance(call, ast.Call) and not call.args
+        arguments = {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
+        assert len(arguments) == len(call.keywords)
+    except (SyntaxError, ValueError, AssertionError):
+        raise UserError(
+            flag,
+            spec,
+            "its arguments are not of the form (argument=value, ...) with literal values",
+            f"for example --{flag}='{target}(units=256)'",
+        ) from None
+    return module, attribute, arguments
+
+
+def resolve(spec: str, flag: str, package: str, attribute: str) -> tuple[Any, dict[str, Any]]:
+    """Finds what a spec names.
+
+    Args:
+      spec: a short name is the module of that name in `package`; a dotted path is imported as it is.
+      flag: the flag it came from, for errors.
+      package: where short names live, such as 'trainer.models'.
+      attribute: what is taken from a module when the spec names none, such as 'build'.
+
+    Returns:
+      (the object, keyword arguments of the spec). A user's module without `attribute` is itself
+      the object.
+
+    Raises:
+      UserError: nothing of that name, or its import failed.
+    """
+    name, given_attribute, arguments = parse(spec, flag)
+    if "." not in name and not given_attribute and importlib.util.find_spec(f"{package}.{name}"):
+        return getattr(importlib.import_module(f"{package}.{name}"), attribute), arguments
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())  # the user's module stands where they started us
+    module = _import(name, spec, flag, package)
+    if given_attribute and not hasattr(module, given_attribute):
+        close = _suggestion(given_attribute, vars(module))
+        raise UserError(
+            flag, spec, f"module {name} has no {given_attribute!r}{close}", "name one that it has"
+        )
+    return getattr(module, given_attribute or attribute, module), arguments
+
+
+def _import(name: str, spec: str, flag: str, package: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+            raise  # the module is there; what is missing is something that it imports
+        ours = [m.name for m in pkgutil.iter_modules(importlib.import_module(package).__path__)]
+        close = _suggestion(name, dict.fromkeys(ours))
+        raise UserError(
+            flag,
+            spec,
+            f"there is no {flag} and no module of that name{close}",
+            f"one of {', '.join(sorted(ours))}, or a path such as my_pkg.my_module:function "
+            f"that can be imported from {os.getcwd()}",
+        ) from None
+
+
+def _suggestion(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def call(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    offered: Mapping[str, Any],
+    *,
+    flag: str,
+    spec: str,
+) -> Any:
+    """Calls `function(**arguments)`, adding those of `offered` that its signature names.
+
+    Raises:
+      UserError: an argument that it does not take, or one that it needs and nobody gave.
+    """
+    signature = inspect.signature(function)
+    parameters = signature.parameters
+    keywords = {k: v for k, v in offered.items() if k in parameters} | dict(arguments)
+    try:
+        signature.bind(**keywords)
+    except TypeError as error:
+        raise UserError(flag, spec, str(error), f"its signature is {signature}") from None
+    return function(**keywords)

@@ -1,0 +1,121 @@
+"""What a run says of itself at its start and at its end, and the facts by which it is known again."""
+
+import importlib.metadata
+import math
+import pathlib
+import platform
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from trainer.assembly import Assembly
+from trainer.reporting import duration, size, words
+
+
+def facts(parts: Assembly) -> dict[str, Any]:
+    """What the flags came to; definition.json keeps it, and a later start must find the same."""
+    return {
+        "variables": parts.program.signature(),
+        "architecture": parts.program.architecture(),
+        "data": parts.dataset.facts(),
+    }
+
+
+def texts(parts: Assembly) -> dict[str, str]:
+    """Flags and environment as Markdown, for TensorBoard's Text page."""
+    environment = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "backend": keras.config.backend(),
+        "devices": parts.strategy.description,
+        **_versions(),
+    }
+    return {
+        "run/flags": "\n".join(f"    {line}" for line in parts.config.to_flags()) or "all at their defaults",
+        "run/environment": "\n".join(f"- {k}: {v}" for k, v in environment.items()),
+    }
+
+
+def _versions() -> dict[str, str]:
+    packages = ("keras", "tensorflow", "jax", "numpy")
+    found = {}
+    for name in packages:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) -> str:
+    """The print-out at a start: everything that a person would ask before leaving it alone."""
+    config, program, strategy = parts.config, parts.program, parts.strategy
+    v, r, b = program.replicas, strategy.devices, config.global_batch
+    n = len(parts.dataset.train)
+    versions = ", ".join(f"{k} {version}" for k, version in _versions().items() if k != "numpy")
+    variables = sum(_bytes(x) for x in program.variables.values())
+    gradients = sum(4 * math.prod(x.shape) for x in program.model.trainable_variables)
+    parameters = program.model.count_params()
+    lengths = [
+        f"{len(source):,} {name}"
+        for name, source in (
+            ("to train on", parts.dataset.train),
+            ("to validate on", parts.dataset.validation),
+            ("to test on", parts.dataset.evaluation),
+        )
+        if source is not None
+        and not (name == "to validate on" and source is parts.dataset.evaluation)
+    ]
+    done = f" ({step} are done)" if step else ""
+    lines = {
+        "run": f"{directory}; {origin}",
+        "versions": f"{versions}; Keras on {keras.config.backend()}",
+        "strategy": f"{config.strategy}: {strategy.description}",
+        "batch": f"{b} examples a step = {v} logical replicas x {b // v} examples; "
+        f"each of {_count(r, 'device')} computes {_count(v // r, 'replica')} a step",
+        "data": f"{config.dataset}: {', '.join(lengths)} examples",
+        "length": f"{parts.steps} steps{done} = {parts.steps * b / n:.4g} epochs of {n / b:.4g} steps",
+        "model": f"{config.model}: {parameters:,} parameters, {config.precision}; {config.optimizer}, "
+        f"learning rate {config.learning_rate:g} ({config.schedule})",
+        "memory": f"{size(variables)} of variables + {size(gradients)} of gradients on each device, and activations",
+        "saving": f"every {config.save_every} to {directory / 'checkpoints'}, "
+        f"the newest {config.keep} and the best are kept",
+        "continue": config.command(),
+        "watch": f"tensorboard --logdir {directory / 'tensorboard'}",
+    }
+    return "\n".join(f"{name:>9}  {text}" for name, text in lines.items()) + "\n"
+
+
+def preempted(parts: Assembly, signal: int, step: int) -> str:
+    """Said when a signal ended this start."""
+    return f"\nStopped by signal {signal} after step {step}; its state is saved. Continue with\n  {parts.config.command()}"
+
+
+def ending(parts: Assembly, directory: pathlib.Path, summary: Mapping[str, Any]) -> str:
+    """The print-out at the end: results, where the time went, what to do next."""
+    best = dict(summary["best"])
+    at = best.pop("step", None)
+    seconds = {k: v for k, v in summary["seconds"].items() if v >= 0.05}
+    ledger = ", ".join(f"{k} {v:.1f}s" for k, v in sorted(seconds.items(), key=lambda kv: -kv[1]))
+    where = f"--run_dir={directory}"
+    lines = {
+        "": f"{summary['status']} at step {summary['step']} after {duration(sum(summary['seconds'].values()))}",
+        "final": words(summary["final"]),
+        "best": f"{words(best)} at step {at}" if at is not None else "no evaluation",
+        "weights": f"sha256 {summary['weights_sha256']}",
+        "time": ledger,
+        "evaluate": f"python -m trainer evaluate {where}",
+        "export": f"python -m trainer export {where}",
+    }
+    return "\n" + "\n".join(f"{name:>9}  {text}" for name, text in lines.items())
+
+
+def _bytes(variable: keras.Variable) -> int:
+    bits = re.search(r"\d+$", str(variable.dtype))
+    return math.prod(variable.shape) * (int(bits[0]) // 8 if bits else 1)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'s' if n != 1 else ''}"

@@ -1,0 +1,194 @@
+"""When to save, what to restore, what to keep. Keras's ModelCheckpoint decides, checkpoint.py writes."""
+
+import pathlib
+import shutil
+import signal
+from types import FrameType
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from trainer import checkpoint
+from trainer.config import Config
+from trainer.errors import UserError
+from trainer.program import Program
+from trainer.run_directory import RunDirectory
+from trainer.step import NEVER, Totals
+
+
+class Restored(NamedTuple):
+    """Where a run starts.
+
+    Attributes:
+      step: steps done.
+      totals: sums since the last line of the log.
+      callbacks: what `Recovery.save` was given as the callbacks' state, or None.
+      stopped: whether a callback had ended the run.
+      origin: where the variables come from, in words.
+    """
+
+    step: int
+    totals: Totals
+    callbacks: list[dict[str, Any]] | None
+    stopped: bool
+    origin: str
+
+
+class Recovery:
+    """Saves and restores a run.
+
+    Args:
+      config: gives keep and initialize_from.
+      directory: the run directory.
+      program: what is saved.
+    """
+
+    def __init__(self, config: Config, directory: RunDirectory, program: Program) -> None:
+        self._config, self._directory, self._program = config, directory, program
+        self.signal = 0  # the first SIGTERM or SIGINT, to be obeyed at the end of a chunk of steps
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.signal:  # the second one leaves at once; the checkpoint's rename makes that harmless
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.signal = number
+
+    def restore(self) -> Restored:
+        """Loads the newest checkpoint that can be trusted, or the initial state."""
+        for leftover in self._directory.checkpoints.glob(".*"):  # of writes that were killed
+            shutil.rmtree(leftover, ignore_errors=True)
+        damaged = []
+        for path, manifest in checkpoint.newest(self._directory.checkpoints):
+            try:
+                if isinstance(manifest, checkpoint.Damaged):
+                    raise manifest
+                checkpoint.read(path, self._program, manifest)
+            except checkpoint.Damaged as error:
+                damaged.append(str(error))
+                path.rename(path.with_name(f"damaged-{path.name}"))
+                continue
+            self._watch(manifest["best"])
+            aside = "".join(f"\n  set aside as damaged: {error}" for error in damaged)
+            return Restored(
+                manifest["step"],
+                _unpack(manifest["totals"]),
+                manifest["callbacks"],
+                manifest["stopped"],
+                f"restored from {path}{aside}",
+            )
+        if damaged:
+            raise UserError(
+                "run_dir",
+                self._directory.path,
+                "holds no checkpoint that can be trusted:" + "".join(f"\n    {e}" for e in damaged),
+                "restore the run directory from a copy, or start anew in another --run_dir",
+            )
+        self._watch({})
+        origin = f"initial weights from --seed={self._config.seed}"
+        if self._config.initialize_from:
+            path, manifest = checkpoint.find(self._config.initialize_from)
+            checkpoint.read_model_variables(path, self._program, manifest)
+            origin = f"initial weights from {path}"
+        return Restored(0, self._program.objective.no_totals(), None, False, origin)
+
+    def save(
+        self,
+        totals: Totals,
+        callbacks: list[dict[str, Any]],
+        metrics: dict[str, float],
+        due: bool = True,
+        stopped: bool = False,
+    ) -> None:
+        """Commits a checkpoint of this step if it is due or the best, and removes those no longer kept.
+
+        Args:
+          totals: sums since the last line of the log.
+          callbacks: state of each callback.
+          metrics: this step's evaluation, if there was one.
+          due: whether to save even if it is not the best.
+          stopped: a callback ended the run here.
+        """
+        self._state = {
+            "totals": _pack(totals),
+            "callbacks": callbacks,
+            "metrics": metrics,
+            "stopped": stopped,
+        }
+        self._committed = False
+        self.check_finite(totals)
+        if metrics:
+            self._when_best.on_epoch_end(self._program.step, metrics)
+        if due and not self._committed:
+            self._when_due.on_epoch_end(self._program.step, metrics)
+        self._prune()
+
+    def save_weights(self, filepath: str, overwrite: bool = True) -> None:
+        """What the two ModelCheckpoints call in a model's place: commits the whole run, never in place."""
+        if self._when_best.best != self._best.get("val_loss"):
+            self._best = {"step": self._program.step, **self._state["metrics"]}
+        checkpoint.write(
+            self._directory.checkpoints, self._program, {**self._state, "best": self._best}
+        )
+        self._committed = True
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """'step' and metrics of the best evaluation; {} before the first."""
+        return self._best
+
+    def check_finite(self, totals: Totals) -> None:
+        """Raises UserError if a loss or a variable is not finite: such a state is never saved."""
+        step = int(keras.ops.convert_to_numpy(totals.nonfinite))
+        if step != NEVER:
+            raise self._not_finite(f"the loss was not finite at step {step + 1}")
+        for path, variable in self._program.variables.items():
+            value = keras.ops.convert_to_numpy(variable.value)
+            if not np.issubdtype(value.dtype, np.integer) and not np.isfinite(value.astype(np.float32)).all():
+                raise self._not_finite(f"{path} was not finite after step {self._program.step}")
+
+    def _not_finite(self, reason: str) -> UserError:
+        saved = checkpoint.steps(self._directory.checkpoints)
+        last = f"the last good checkpoint, of step {saved[-1]}, is kept" if saved else "nothing was saved yet"
+        return UserError(
+            "learning_rate",
+            self._config.learning_rate,
+            f"{reason}; {last}",
+            "lower --learning_rate, clip with --optimizer='adam(global_clipnorm=1.0)', or look at the data; "
+            "--initialize_from takes the kept checkpoint into a new run",
+        )
+
+    def _prune(self) -> None:
+        saved = checkpoint.steps(self._directory.checkpoints)
+        for step in saved[: -self._config.keep]:
+            if step != self._best.get("step"):
+                shutil.rmtree(self._directory.checkpoints / f"{step:08d}", ignore_errors=True)
+
+    def _watch(self, best: dict[str, Any]) -> None:
+        """Makes the two Keras callbacks that decide when a checkpoint is written."""
+        self._best = best
+        path = str(pathlib.Path(self._directory.checkpoints, checkpoint.WEIGHTS))
+        self._when_due = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
+        self._when_best = keras.callbacks.ModelCheckpoint(
+            path,
+            monitor="val_loss",
+            mode="min",
+            save_best_only=True,
+            save_weights_only=True,
+            initial_value_threshold=best.get("val_loss"),
+        )
+        for callback in (self._when_due, self._when_best):
+            callback.set_model(self)
+
+
+def _pack(totals: Totals) -> list[Any]:
+    return [np.asarray(keras.ops.convert_to_numpy(leaf)).tolist() for leaf in keras.tree.flatten(totals)]
+
+
+def _unpack(packed: list[Any]) -> Totals:
+    objective, weight, *metrics, nonfinite = packed
+    return Totals(
+        np.float32(objective), np.float32(weight), [np.asarray(m, np.float32) for m in metrics], np.int32(nonfinite)
+    )

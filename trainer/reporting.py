@@ -1,0 +1,237 @@
+"""What a person sees: print-outs, the progress line, metrics.jsonl, and TensorBoard's files. One writer."""
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+
+import keras
+from tensorboard.compat.proto import event_pb2, graph_pb2, summary_pb2
+from tensorboard.plugins.hparams import summary_v2 as hparams
+from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+from tensorboard.plugins.text.summary_v2 import text_pb
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from trainer.config import Config
+from trainer.run_directory import RunDirectory
+
+
+class Ledger:
+    """Where the time of this process went, in seconds, by purpose."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = time.monotonic()
+
+    @contextlib.contextmanager
+    def __call__(self, purpose: str) -> Iterator[None]:
+        """Books the time of a `with` block."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.book(purpose, time.monotonic() - start)
+
+    def book(self, purpose: str, seconds: float) -> None:
+        """Adds seconds to a purpose."""
+        self.seconds[purpose] = self.seconds.get(purpose, 0.0) + seconds
+
+    def waiting(self, purpose: str, iterator: Iterator[Any]) -> Iterator[Any]:
+        """The iterator, with the time that its items take to come booked."""
+        while True:
+            with self(purpose):
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the ledger was opened."""
+        return time.monotonic() - self._start
+
+    def table(self) -> dict[str, float]:
+        """Seconds by purpose, with what is booked nowhere as 'other'; they sum to the elapsed time."""
+        other = self.elapsed - sum(self.seconds.values())
+        return {k: round(v, 3) for k, v in [*self.seconds.items(), ("other", max(0.0, other))]}
+
+
+class Reporting:
+    """Reports a training run.
+
+    Args:
+      config: the flags.
+      directory: where the files go.
+      steps: the run's last step.
+      step: steps done at the start; later lines of an interrupted start are dropped.
+      ledger: this start's time.
+      stream: where people look.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        directory: RunDirectory,
+        steps: int,
+        step: int,
+        ledger: Ledger,
+        stream: TextIO | None = None,
+    ) -> None:
+        self._config, self._directory, self._steps = config, directory, steps
+        self._ledger = ledger
+        self._stream = stream or sys.stdout
+        self._live = self._stream.isatty()
+        self._metrics = _continued(directory.metrics, step)
+        self._board = EventFileWriter(str(directory.tensorboard))
+        # TensorBoard drops what a killed start wrote beyond this step.
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._board.add_event(event_pb2.Event(wall_time=time.time(), step=step, session_log=start))
+        self._since = {"step": step, "time": time.monotonic(), "data": 0.0, "pause": 0.0}
+        self._first_step, self._started = step, time.monotonic()
+        self.last: dict[str, float] = {}
+
+    def say(self, text: str) -> None:
+        """Prints lines for the user."""
+        if self._live:
+            self._stream.write("\r\033[K")
+        print(text, file=self._stream, flush=True)
+
+    def compiled(self, step: int, seconds: float) -> None:
+        """Says how long the first chunk of steps took to compile and run; the time left is told without it."""
+        self.say(f"compiled, and ran the first steps, in {duration(seconds)}")
+        self._first_step, self._started = step, time.monotonic()
+
+    def define(self, facts: Mapping[str, str], model: keras.Model, hyperparameters: Mapping[str, Any]) -> None:
+        """Writes what the run is to TensorBoard: text, graph, hparams."""
+        for tag, text in facts.items():
+            self._summary(0, text_pb(tag, text))
+        graph = _graph(model).SerializeToString()
+        self._board.add_event(event_pb2.Event(wall_time=time.time(), graph_def=graph))
+        plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in hyperparameters.items()}
+        self._summary(0, hparams.hparams_pb(plain, trial_id=str(self._directory.path)))
+
+    def log(self, step: int, metrics: dict[str, float], learning_rate: float, data: float, pause: float) -> None:
+        """Reports the steps since the last call.
+
+        Args:
+          step: steps done.
+          metrics: 'loss' and metrics of those steps, and 'val_' ones if there was an evaluation.
+          learning_rate: of the next step.
+          data, pause: seconds of this start so far spent waiting for data, and on other than steps.
+        """
+        since, now = self._since, time.monotonic()
+        steps, seconds = step - since["step"], now - since["time"] - (pause - since["pause"])
+        waited = (data - since["data"]) / seconds if seconds > 0 else 0.0
+        speed = {
+            "examples_per_second": steps * self._config.global_batch / seconds if seconds > 0 else 0.0,
+            "data_wait": min(1.0, max(0.0, waited)),
+        }
+        self._since = {"step": step, "time": now, "data": data, "pause": pause}
+        line = {"step": step, **metrics, "learning_rate": learning_rate, **speed}
+        self._metrics.write(json.dumps(line) + "\n")
+        self._metrics.flush()
+        for name, value in metrics.items():
+            side = "validation" if name.startswith("val_") else "train"
+            self._scalar(step, f"{name.removeprefix('val_')}/{side}", value)
+        self._scalar(step, "learning_rate", learning_rate)
+        self._scalar(step, "performance/step_seconds", seconds / max(1, steps))
+        for name, value in speed.items():
+            self._scalar(step, f"performance/{name}", value)
+        self._board.flush()
+        self.last = metrics
+        self._progress(step, metrics, speed)
+
+    def _progress(self, step: int, metrics: dict[str, float], speed: dict[str, float]) -> None:
+        done = step - self._first_step
+        left = (time.monotonic() - self._started) / max(1, done) * (self._steps - step)
+        eta = f"eta {duration(left)}  " if done else ""
+        text = (
+            f"{step / max(1, self._steps):4.0%}  step {step}/{self._steps}  {eta}"
+            f"{words(metrics)}  {speed['examples_per_second']:,.0f} examples/s  data wait {speed['data_wait']:.0%}"
+        )
+        if self._live and not any(name.startswith("val_") for name in metrics):
+            width = os.get_terminal_size(self._stream.fileno()).columns
+            self._stream.write("\r\033[K" + text[: width - 1])
+            self._stream.flush()
+        else:
+            self.say(text)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Closes the files; `summary` has become summary.json."""
+        self._scalar(summary["step"], "performance/goodput", summary["goodput"])
+        self.close()
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._metrics.close()
+        self._board.close()
+
+    def _scalar(self, step: int, tag: str, value: float) -> None:
+        self._summary(step, scalar_pb(tag, value))
+
+    def _summary(self, step: int, summary: Any) -> None:
+        copy = summary_pb2.Summary.FromString(summary.SerializeToString())
+        self._board.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=copy))
+
+
+def _continued(path: pathlib.Path, step: int) -> TextIO:
+    """metrics.jsonl, opened to append after its lines up to `step`; later ones will be written again."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    kept = []
+    for line in lines:
+        try:
+            if json.loads(line)["step"] > step:
+                break
+        except ValueError:  # the last line of a killed process
+            break
+        kept.append(line)
+    if len(kept) != len(lines):
+        temporary = path.with_name(f".{path.name}")
+        temporary.write_text("".join(kept))
+        os.replace(temporary, path)
+    return open(path, "a")
+
+
+def _graph(model: keras.Model) -> graph_pb2.GraphDef:
+    """The layers of a model as a graph for TensorBoard's Graphs page."""
+    graph = graph_pb2.GraphDef()
+    previous: list[str] = []
+    for layer in model.layers:
+        node = graph.node.add(name=layer.name, op=type(layer).__name__)
+        inbound = [
+            parent.operation.name
+            for edge in getattr(layer, "_inbound_nodes", [])
+            for parent in edge.parent_nodes
+        ]
+        known = {n.name for n in graph.node}
+        node.input.extend(dict.fromkeys(p for p in inbound or previous if p in known and p != layer.name))
+        previous = [layer.name]
+    return graph
+
+
+def words(metrics: Mapping[str, float]) -> str:
+    """'loss 0.1234  accuracy 0.9876'."""
+    return "  ".join(f"{k} {v:.4f}" if math.isfinite(v) else f"{k} {v}" for k, v in metrics.items())
+
+
+def duration(seconds: float) -> str:
+    """'45s', '3m20s', '2h05m'."""
+    s = round(seconds)
+    if s < 60:
+        return f"{s}s"
+    return f"{s // 60}m{s % 60:02d}s" if s < 3600 else f"{s // 3600}h{s % 3600 // 60:02d}m"
+
+
+def size(count: float) -> str:
+    """Bytes for people: '1.2 MB'."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

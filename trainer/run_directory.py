@@ -1,0 +1,161 @@
+"""The run directory: who owns it, which run it holds, and where its files are."""
+
+import errno
+import fcntl
+import json
+import os
+import pathlib
+import socket
+from types import TracebackType
+from typing import Any, Self
+
+from trainer.config import Config
+from trainer.errors import BUSY, UserError
+
+
+class RunDirectory:
+    """Exclusive owner of a run directory, for the length of a `with` block.
+
+    Raises (on entering):
+      UserError: not writable, in use by another process, or another run's.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.path = config.directory()
+        self.checkpoints = self.path / "checkpoints"
+        self.tensorboard = self.path / "tensorboard"
+        self.metrics = self.path / "metrics.jsonl"
+        self.summary = self.path / "summary.json"
+        self.exports = self.path / "export"
+        self._config = config
+        self._definition = self.path / "definition.json"
+        self._lock: int | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._acquire()
+            self.checkpoints.mkdir(exist_ok=True)
+        except OSError as error:
+            self._release()
+            raise UserError(
+                "run_dir",
+                self.path,
+                f"can't be written by user {os.getuid()}: {os.strerror(error.errno or errno.EIO)} "
+                f"({error.filename or self.path})",
+                "give a directory that you may write",
+            ) from None
+        except UserError:
+            self._release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._release()
+
+    def _acquire(self) -> None:
+        # The kernel drops the lock with the process, so a killed run leaves no stale one.
+        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self._lock, 200).decode(errors="replace").strip()
+            raise UserError(
+                "run_dir",
+                self.path,
+                f"is in use by {holder or 'another process'}",
+                "wait for it, stop it, or give another --run_dir",
+                exit_code=BUSY,
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.write(self._lock, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        os.fsync(self._lock)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def definition(self) -> dict[str, Any] | None:
+        """What definition.json says the run is, or None in a new directory."""
+        try:
+            return json.loads(self._definition.read_text())
+        except FileNotFoundError:
+            return None
+
+    def check_flags(self) -> int:
+        """Compares the flags with the run that is here.
+
+        Returns:
+          The run's number of logical replicas; 0 in a new directory.
+
+        Raises:
+          UserError: the directory holds another run; each difference is named.
+        """
+        recorded = self.definition()
+        if recorded is None:
+            return 0
+        given, known = self._config.definition(), dict(recorded["flags"])
+        if not self._config.replicas:
+            given["replicas"] = known["replicas"]
+        differing = [k for k in known.keys() | given.keys() if known.get(k) != given.get(k)]
+        if differing:
+            table = "".join(f"\n    --{k}: {known.get(k)} there, {given.get(k)} now" for k in sorted(differing))
+            raise UserError(
+                "run_dir",
+                self.path,
+                f"holds another run:{table}",
+                "give another --run_dir for a new run, or these flags as they are there to continue",
+            )
+        return int(known["replicas"])
+
+    def record(self, replicas: int, facts: dict[str, Any]) -> None:
+        """Writes definition.json and run.flags for a new run; checks the facts of a known one.
+
+        Args:
+          replicas: the run's resolved number of logical replicas.
+          facts: what the flags came to: 'variables' (path -> [shape, dtype]), 'data' and the like.
+
+        Raises:
+          UserError: the model or the data are not what they were; the differing entries are named.
+        """
+        recorded = self.definition()
+        if recorded is None:
+            flags = self._config.definition() | {"replicas": replicas}
+            replace(self._definition, json.dumps({"flags": flags, **facts}, indent=1, sort_keys=True))
+        else:
+            for fact, flag in (("variables", "model"), ("architecture", "model"), ("data", "dataset")):
+                _compare(flag, getattr(self._config, flag), self.path, recorded.get(fact), facts[fact])
+        # The newest start's flags: where it runs and how long may change from start to start.
+        replace(self.path / "run.flags", "".join(f"{line}\n" for line in self._config.to_flags()))
+
+
+def replace(path: pathlib.Path, text: str) -> None:
+    """Writes a small text file so that a reader sees the old one or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _compare(flag: str, value: str, path: pathlib.Path, known: Any, now: Any) -> None:
+    now = json.loads(json.dumps(now))
+    if known == now:
+        return
+    if isinstance(known, dict) and isinstance(now, dict):
+        differing = sorted(k for k in known.keys() | now.keys() if known.get(k) != now.get(k))
+        lines = [f"\n    {k}: {known.get(k, 'absent')} there, {now.get(k, 'absent')} now" for k in differing]
+        more = [f"\n    and {len(lines) - 12} more"] if len(lines) > 12 else []
+        table = ":" + "".join(lines[:12] + more)
+    else:
+        table = f" ({known} there, {now} now)"
+    raise UserError(
+        flag,
+        value,
+        f"is not what the run in {path} was started with{table}",
+        "give another --run_dir, or --initialize_from to start a new run from its variables",
+    )

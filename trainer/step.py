@@ -1,0 +1,287 @@
+"""The pure step of one logical replica, and the tree that sums over replicas. Same code on every backend.
+
+Legend: V logical replicas in the run, B the global batch, b = B / V the examples of one replica.
+
+Everything a replica computes is a sum that can be added to the other replicas' (Sums); what the
+sums mean for the whole batch (a mean loss, a mean gradient, a new state) is decided once they are
+complete. So no division by a number of devices or replicas exists on the way, and an example weighs
+the same wherever it is computed.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import keras
+from keras import ops
+
+from input_pipeline.pipeline import Batch
+from trainer.errors import UserError
+
+Tensor = Any
+T = TypeVar("T")
+
+_GOLDEN = 0x9E3779B9
+
+
+class Values(NamedTuple):
+    """Values of the run's variables, as the pure functions see them.
+
+    Attributes:
+      trainable: of model.trainable_variables, in that order.
+      state: of the other model variables (batch-norm statistics and the like) but seed generators'.
+      optimizer: of optimizer.variables.
+    """
+
+    trainable: list[Tensor]
+    state: list[Tensor]
+    optimizer: list[Tensor]
+
+
+class Sums(NamedTuple):
+    """What one logical replica adds to the whole, all float32.
+
+    Attributes:
+      objective: () sum over examples of weight * loss, over B; the model's own losses
+        (regularization) weigh in with the replica's examples.
+      weight: () sum of the examples' weights, over B.
+      metrics: what the examples add to each metric variable.
+      state: change of each state variable.
+      gradients: d objective / d trainable, one per trainable variable; [] in evaluation.
+    """
+
+    objective: Tensor
+    weight: Tensor
+    metrics: list[Tensor]
+    state: list[Tensor]
+    gradients: list[Tensor]
+
+
+class Totals(NamedTuple):
+    """Sums over steps, from one line of the log to the next.
+
+    Attributes:
+      objective, weight, metrics: float32, as in Sums.
+      nonfinite: int32 (), the first step whose objective was not finite; NEVER if none was.
+    """
+
+    objective: Tensor
+    weight: Tensor
+    metrics: list[Tensor]
+    nonfinite: Tensor
+
+
+NEVER = 2**31 - 1
+
+
+class Objective:
+    """Loss and metrics of a compiled Keras model over one logical replica's examples.
+
+    Args:
+      model: a built model.
+      losses: one per output: a keras.losses.Loss or a function (y, y_pred) -> one value per example.
+      loss_weights: one factor per output.
+      metrics: a built Keras metric that takes (y, y_pred, sample_weight).
+      global_batch: B.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        losses: Sequence[Any],
+        loss_weights: Sequence[float],
+        metrics: keras.metrics.Metric,
+        global_batch: int,
+    ) -> None:
+        self.model, self.metrics = model, metrics
+        self._losses, self._loss_weights = losses, loss_weights
+        self._global_batch = global_batch
+        # Metrics start from their reset state, which need not be zero.
+        self._metrics_start = [ops.convert_to_numpy(v) for v in metrics.variables]
+        self._is_seed = [v.name == "seed_generator_state" for v in model.non_trainable_variables]
+
+    @property
+    def state_variables(self) -> list[keras.Variable]:
+        """Non-trainable variables but the seed generators': a seed follows from the step and replica."""
+        variables = zip(self.model.non_trainable_variables, self._is_seed, strict=True)
+        return [v for v, is_seed in variables if not is_seed]
+
+    def __call__(
+        self, trainable: list[Tensor], state: list[Tensor], batch: Batch, training: bool
+    ) -> tuple[Tensor, Sums]:
+        """Forward pass of one logical replica.
+
+        Args:
+          trainable, state: values, as in Values.
+          batch: 'x', 'y' (b, ...), 'key' uint32 (2,), perhaps 'weight' (b,) or (b, time).
+          training: whether dropout and batch statistics are on.
+
+        Returns:
+          (objective, Sums with no gradients).
+        """
+        y_pred, non_trainable, own_losses = self.model.stateless_call(
+            trainable,
+            self._with_seeds(state, batch["key"]),
+            batch["x"],
+            training=training,
+            return_losses=True,
+        )
+        objective, weight = self._weighted_losses(batch["y"], y_pred, batch.get("weight"))
+        for loss in own_losses:
+            objective += weight * ops.cast(loss, "float32")
+        new_state = [v for v, is_seed in zip(non_trainable, self._is_seed, strict=True) if not is_seed]
+        sums = Sums(
+            objective=objective,
+            weight=weight,
+            metrics=self._metric_sums(batch["y"], y_pred, batch.get("weight")),
+            state=[
+                ops.cast(new, "float32") - ops.cast(old, "float32")
+                for new, old in zip(new_state, state, strict=True)
+            ],
+            gradients=[],
+        )
+        return objective, sums
+
+    def _with_seeds(self, state: list[Tensor], key: Tensor) -> list[Tensor]:
+        """All non-trainable values: seed generator j starts at the replica's key, offset by j."""
+        values, remaining = [], iter(state)
+        for j, is_seed in enumerate(self._is_seed):
+            if is_seed:
+                dtype = self.model.non_trainable_variables[j].dtype
+                offset = ops.convert_to_tensor([j * _GOLDEN % 2**32, 0], dtype)
+                values.append(ops.cast(key, dtype) + offset)
+            else:
+                values.append(next(remaining))
+        return values
+
+    def _weighted_losses(self, y: Any, y_pred: Any, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(sum of weight * loss, sum of weight), each over B, a loss being a mean over its time dims."""
+        objective = ops.zeros((), "float32")
+        total_weight = objective
+        outputs = keras.tree.flatten(y_pred)
+        for loss, factor, target, output in zip(
+            self._losses, self._loss_weights, keras.tree.flatten(y), outputs, strict=True
+        ):
+            if loss is None:
+                continue
+            call = loss.call if isinstance(loss, keras.losses.Loss) else loss
+            values = call(ops.cast(target, "float32"), ops.cast(output, "float32"))
+            if not values.shape or values.shape[0] != output.shape[0]:
+                raise UserError(
+                    "model",
+                    getattr(loss, "name", loss),
+                    f"its loss returns shape {tuple(values.shape)}, not one value per example: a mean "
+                    "taken inside can't be weighted, padded or split over devices",
+                    "return one value per example, such as ops.mean(..., axis=-1)",
+                )
+            w = ops.ones(values.shape[:1], "float32") if weight is None else ops.cast(weight, "float32")
+            mask = getattr(output, "_keras_mask", None)
+            if mask is not None and len(outputs) == 1:
+                w = _expand(w, values) * ops.cast(mask, "float32")
+            w = ops.broadcast_to(_expand(w, values), values.shape)
+            scale = 1.0 / (self._global_batch * math.prod(values.shape[1:]))
+            objective += factor * ops.sum(values * w) * scale
+            total_weight = ops.sum(w) * scale
+        return objective, total_weight
+
+    def _metric_sums(self, y: Any, y_pred: Any, weight: Tensor | None) -> list[Tensor]:
+        if not self.metrics.variables:
+            return []
+        start = [ops.convert_to_tensor(value) for value in self._metrics_start]
+        new = self.metrics.stateless_update_state(start, y, y_pred, sample_weight=weight)
+        return [
+            ops.cast(n, "float32") - ops.cast(s, "float32") for n, s in zip(new, start, strict=True)
+        ]
+
+    def no_sums(self, gradients: bool) -> Sums:
+        """Sums of no replicas, with or without room for gradients."""
+
+        def zeros(variables: Sequence[Any]) -> list[Tensor]:
+            return [ops.zeros(v.shape, "float32") for v in variables]
+
+        return Sums(
+            ops.zeros((), "float32"),
+            ops.zeros((), "float32"),
+            zeros(self._metrics_start),
+            zeros(self.state_variables),
+            zeros(self.model.trainable_variables if gradients else []),
+        )
+
+    def no_totals(self) -> Totals:
+        """Totals of no steps."""
+        zero = ops.zeros((), "float32")
+        metrics = [ops.zeros(value.shape, "float32") for value in self._metrics_start]
+        return Totals(zero, zero, metrics, ops.convert_to_tensor(NEVER, "int32"))
+
+    def results(self, totals: Totals) -> dict[str, float]:
+        """'loss' and the metrics over the examples of some steps."""
+        totals = keras.tree.map_structure(ops.convert_to_numpy, totals)
+        results = {"loss": float(totals.objective / totals.weight) if totals.weight else float("nan")}
+        if self.metrics.variables:
+            values = [
+                ops.cast(start + total, start.dtype)
+                for start, total in zip(self._metrics_start, totals.metrics, strict=True)
+            ]
+            for name, value in self.metrics.stateless_result(values).items():
+                results[name] = float(ops.convert_to_numpy(value).mean())
+        return results
+
+
+def mean_gradients(sums: Sums, trainable: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients of the mean loss over the global batch, in the dtypes of the variables."""
+    weight = ops.where(sums.weight > 0, sums.weight, 1.0)
+    return [ops.cast(g / weight, v.dtype) for g, v in zip(sums.gradients, trainable, strict=True)]
+
+
+def mean_state(sums: Sums, state: Sequence[Tensor], replicas: int) -> list[Tensor]:
+    """The state moved by the mean of the replicas' changes; what none of them changed stays to the bit."""
+    return [
+        ops.cast(ops.cast(old, "float32") + change / replicas, old.dtype)
+        for old, change in zip(state, sums.state, strict=True)
+    ]
+
+
+def add_step(totals: Totals, sums: Sums, step: Tensor) -> Totals:
+    """Adds one step's complete sums to the totals."""
+    broken = ops.where(ops.isfinite(sums.objective), NEVER, step)
+    return Totals(
+        totals.objective + sums.objective,
+        totals.weight + sums.weight,
+        [t + s for t, s in zip(totals.metrics, sums.metrics, strict=True)],
+        ops.minimum(totals.nonfinite, ops.cast(broken, "int32")),
+    )
+
+
+def _expand(w: Tensor, values: Tensor) -> Tensor:
+    while len(w.shape) < len(values.shape):
+        w = ops.expand_dims(w, -1)
+    return w
+
+
+class Tree:
+    """The fixed binary tree in which leaves are added: pairs, then pairs of pairs, ever so.
+
+    Leaves come in order; what has been added lies in nodes of 2**level leaves, one per level at most,
+    as the digits of a binary counter, so n leaves need log2(n) + 1 nodes.
+    """
+
+    @staticmethod
+    def levels(leaves: int) -> int:
+        """Number of levels of nodes for so many leaves."""
+        return leaves.bit_length()
+
+    @staticmethod
+    def push(nodes: list[T], leaf: T, carries: int, add: Callable[[T, T], T]) -> list[T]:
+        """Adds leaf i, where `carries` is the number of trailing ones of i in binary."""
+        for level in range(carries):
+            leaf = add(nodes[level], leaf)
+        return [*nodes[:carries], leaf, *nodes[carries + 1 :]]
+
+    @staticmethod
+    def root(nodes: list[T], leaves: int, add: Callable[[T, T], T]) -> T:
+        """The sum of all leaves: whole nodes, smallest (last) first."""
+        whole = [nodes[level] for level in range(len(nodes)) if leaves >> level & 1]
+        total = whole[0]
+        for node in whole[1:]:
+            total = add(node, total)
+        return total

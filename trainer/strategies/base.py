@@ -1,0 +1,72 @@
+"""The contract of a strategy: where a run's logical replicas run. Write your own against this."""
+
+import abc
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from input_pipeline.pipeline import Batch, Pipeline
+from trainer.program import Program
+from trainer.step import Totals
+
+Block = Any  # a pipeline's Batch, on the strategy's devices
+
+
+class Strategy(abc.ABC):
+    """Runs steps of a Program on its devices and leaves the result in the program's Keras variables.
+
+    A strategy owns R devices; each computes V / R logical replicas one after another. It adds their
+    Sums (trainer/step.py) over all replicas and updates the variables once per step. Between two
+    calls of `train`, the program's variables hold the run's state: whoever saves, evaluates, exports
+    or looks, looks there.
+
+    Attributes:
+      devices: R, over all processes.
+      description: the devices in words, for people.
+    """
+
+    devices: int
+    description: str
+
+    @abc.abstractmethod
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Context in which the program's variables are created."""
+
+    @abc.abstractmethod
+    def compile(self, program: Program) -> None:
+        """Takes the program whose steps it will run. Called once, after its variables exist."""
+
+    def shares(self, replicas: int) -> list[range]:
+        """The logical replicas that are fed apart: one range per local device."""
+        n = replicas // self.devices
+        return [range(d * n, (d + 1) * n) for d in range(self.devices)]
+
+    @abc.abstractmethod
+    def feed(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
+        """The pipeline's blocks from `first_block` on, on the devices."""
+
+    @abc.abstractmethod
+    def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
+        """Runs `count` steps on a block, from its `first`, and updates the program's variables.
+
+        Args:
+          block: from `feed`; arrays (steps of a block, replicas, examples of a replica, ...).
+          first: index in the block of the first step.
+          count: number of steps.
+          step: steps done before.
+          totals: what the steps are added to.
+
+        Returns:
+          The new totals; perhaps still being computed.
+        """
+
+    @abc.abstractmethod
+    def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
+        """Adds `count` evaluation steps of a block to the totals; changes no variable."""
+
+    @abc.abstractmethod
+    def trace(self, directory: str, start: bool) -> None:
+        """Starts or ends a profiler trace that TensorBoard can show."""
+
+
+__all__ = ["Batch", "Block", "Strategy"]

@@ -1,0 +1,186 @@
+"""tf.distribute: one device, or a mirrored copy of the variables on each of several.
+
+The loop over steps and the loop over a device's logical replicas are both tf.while_loops of one
+tf.function, so the host is not asked between steps.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from input_pipeline.pipeline import Batch, Pipeline
+from trainer.config import Config
+from trainer.program import Program
+from trainer.step import Sums, Totals, Tree, add_step, mean_gradients, mean_state
+from trainer.strategies.base import Block, Strategy
+
+
+def create(config: Config) -> "TFDistribute":
+    """OneDeviceStrategy or MirroredStrategy on real devices, or on virtual CPUs where those are too few."""
+    gpus = tf.config.list_physical_devices("GPU")
+    wanted = 1 if config.strategy == "one_device" else config.devices or max(1, len(gpus))
+    if len(gpus) >= wanted:
+        names = [f"GPU:{i}" for i in range(wanted)]
+        description = f"{wanted} of {len(gpus)} GPUs"
+    else:
+        tf.config.set_visible_devices([], "GPU")
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * wanted)
+        names = [f"CPU:{i}" for i in range(wanted)]
+        description = "1 CPU" if wanted == 1 else f"{wanted} virtual CPU devices (this machine has {len(gpus)} GPUs)"
+    if config.strategy == "one_device":
+        return TFDistribute(tf.distribute.OneDeviceStrategy(names[0]), f"{description}, OneDeviceStrategy")
+    return TFDistribute(tf.distribute.MirroredStrategy(names), f"{description}, MirroredStrategy")
+
+
+class TFDistribute(Strategy):
+    """Synchronous training by a tf.distribute.Strategy that mirrors variables.
+
+    Args:
+      strategy: the tf.distribute strategy.
+      description: its devices in words.
+    """
+
+    def __init__(self, strategy: "tf.distribute.Strategy", description: str) -> None:
+        self._strategy = strategy
+        self.devices = strategy.num_replicas_in_sync
+        self.description = description
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        return self._strategy.scope()
+
+    def compile(self, program: Program) -> None:
+        self._program = program
+        self._objective = program.objective
+        self._local_replicas = program.replicas // self.devices
+        # Keras's optimizer sums gradients over the devices when it applies them. Ours are the whole
+        # batch's already, on every device.
+        inner = getattr(program.optimizer, "inner_optimizer", program.optimizer)
+        inner._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
+        self._train = tf.function(self._train_steps, reduce_retracing=True)
+        self._evaluate = tf.function(self._evaluate_steps, reduce_retracing=True)
+
+    def feed(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
+        # One element per device in turn; tf.distribute hands each device its own and prefetches to it.
+        return iter(
+            self._strategy.distribute_datasets_from_function(lambda context: pipeline.dataset(first_block))
+        )
+
+    def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
+        return self._train(block, *map(np.int32, (first, count, step)), totals)
+
+    def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
+        return self._evaluate(block, np.int32(count), totals)
+
+    def trace(self, directory: str, start: bool) -> None:
+        if start:
+            tf.profiler.experimental.start(directory)
+        else:
+            tf.profiler.experimental.stop()
+
+    def _train_steps(self, block: Block, first: Any, count: Any, step: Any, totals: Totals) -> Totals:
+        for i in tf.range(count):
+            sums = self._first_device(self._strategy.run(self._train_step, (block, first + i)))
+            totals = add_step(totals, sums, step + i)
+        return totals
+
+    def _evaluate_steps(self, block: Block, count: Any, totals: Totals) -> Totals:
+        for i in tf.range(count):
+            sums = self._first_device(self._strategy.run(self._evaluate_step, (block, i)))
+            totals = add_step(totals, sums, i)
+        return totals
+
+    def _first_device(self, per_device: Any) -> Sums:
+        """The sums are complete, hence the same, on every device."""
+        return tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], per_device)
+
+    # What follows runs on one device.
+
+    def _train_step(self, block: Block, i: Any) -> Sums:
+        sums = self._sum_over_devices(self._local_sums(block, i, training=True))
+        model, optimizer = self._program.model, self._program.optimizer
+        state = [tf.convert_to_tensor(v) for v in self._objective.state_variables]
+        new_state = mean_state(sums, state, self._program.replicas)
+        _assign(self._objective.state_variables, new_state)
+        optimizer.apply(mean_gradients(sums, model.trainable_variables), model.trainable_variables)
+        return sums._replace(state=[], gradients=[])
+
+    def _evaluate_step(self, block: Block, i: Any) -> Sums:
+        sums = self._local_sums(block, i, training=False)
+        return self._sum_over_devices(sums._replace(state=[]))
+
+    def _local_sums(self, block: Block, i: Any, training: bool) -> Sums:
+        """Sums over this device's logical replicas, by the tree."""
+        batch = tf.nest.map_structure(lambda a: a[i], block)
+        n = self._local_replicas
+        leaf = self._gradient_sums if training else self._forward_sums
+        if n == 1:
+            return leaf(_at(batch, 0))
+        # The nodes of the tree are loop variables; the leaf's carries pick the branch.
+        nothing = self._objective.no_sums(gradients=training)
+        flat = tf.nest.flatten(nothing)
+        levels = Tree.levels(n)
+
+        def body(r: Any, nodes: list[Any]) -> Any:
+            value = tf.nest.flatten(leaf(_at(batch, r)))
+            carries = tf.reduce_sum(
+                tf.math.cumprod(tf.bitwise.bitwise_and(tf.bitwise.right_shift(r, tf.range(levels)), 1))
+            )
+            branches = [lambda c=c: Tree.push(nodes, value, c, _add) for c in range(levels)]
+            return r + 1, tf.switch_case(carries, branches)
+
+        _, nodes = tf.while_loop(
+            lambda r, nodes: r < n, body, (tf.constant(0), [flat] * levels), parallel_iterations=1
+        )
+        return tf.nest.pack_sequence_as(nothing, Tree.root(nodes, n, _add))
+
+    def _forward_sums(self, batch: Batch) -> Sums:
+        trainable, state = self._read_variables()
+        return self._objective(trainable, state, batch, training=False)[1]
+
+    def _gradient_sums(self, batch: Batch) -> Sums:
+        trainable, state = self._read_variables()
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(trainable)
+            objective, sums = self._objective(trainable, state, batch, training=True)
+            if hasattr(self._program.optimizer, "dynamic_scale"):  # mixed_float16
+                objective = self._program.optimizer.scale_loss(objective)
+        gradients = tape.gradient(objective, trainable, unconnected_gradients="zero")
+        return sums._replace(gradients=[tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients])
+
+    def _read_variables(self) -> tuple[list[Any], list[Any]]:
+        trainable = [tf.convert_to_tensor(v) for v in self._program.model.trainable_variables]
+        return trainable, [tf.convert_to_tensor(v) for v in self._objective.state_variables]
+
+    def _sum_over_devices(self, sums: Sums) -> Sums:
+        """Sums over all devices, in one all-reduce of one vector."""
+        if self.devices == 1:
+            return sums
+        flat = tf.nest.flatten(sums)
+        packed = tf.concat([tf.reshape(t, [-1]) for t in flat], 0)
+        packed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, packed)
+        parts = tf.split(packed, [t.shape.num_elements() for t in flat])
+        whole = [tf.reshape(part, t.shape) for part, t in zip(parts, flat, strict=True)]
+        return tf.nest.pack_sequence_as(sums, whole)
+
+
+def _at(batch: Batch, r: Any) -> Batch:
+    return tf.nest.map_structure(lambda a: a[r], batch)
+
+
+def _add(a: list[Any], b: list[Any]) -> list[Any]:
+    return [x + y for x, y in zip(a, b, strict=True)]
+
+
+def _assign(variables: list[Any], values: list[Any]) -> None:
+    """Sets each device's own copy; all devices pass the same values, so nothing is reduced."""
+
+    def update(strategy: Any, values: list[Any]) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            strategy.extended.update(variable.value, lambda v, x: v.assign(x), (value,), group=False)
+
+    if variables:
+        tf.distribute.get_replica_context().merge_call(update, (values,))
