@@ -125,9 +125,9 @@ class Pipeline:
 
 
 def block_steps(source: Source, global_batch: int, most: int = 32, megabytes: float = 8.0) -> int:
-    """How many steps a block holds: a power of two, at most `most`, of at most `megabytes` together."""
+    """How many steps a block holds: a power of two, 2 to `most`, of at most `megabytes` if it can be."""
     example = sum(int(np.prod(s.shape)) * s.dtype.itemsize for s in flatten(example_spec(source)))
-    steps = max(1, int(megabytes * 2**20 / max(1, example * global_batch)))
+    steps = max(2, int(megabytes * 2**20 / max(1, example * global_batch)))
     return min(most, 1 << (steps.bit_length() - 1))
 
 

@@ -37,16 +37,24 @@ def parse(argv: Sequence[str]) -> list[str]:
     try:
         if verb != "train":
             flags.FLAGS(arguments)
-            known = pathlib.Path(flags.FLAGS.run_dir, "run.flags")
-            if not flags.FLAGS.run_dir or not known.exists():
-                raise UserError(
-                    "run_dir", flags.FLAGS.run_dir, "holds no run (no run.flags)", "give a run's directory"
-                )
+            arguments[1:1] = _recorded_flags()
             flags.FLAGS.unparse_flags()
-            arguments[1:1] = [f"--flagfile={known}"]
         return list(flags.FLAGS(arguments))
     except flags.Error as error:
         raise UserError("flags", " ".join(argv[1:]), str(error), "see python -m trainer --help") from None
+
+
+def _recorded_flags() -> list[str]:
+    """The flags in --run_dir's run.flags; without where it ran, if the command line says where."""
+    known = pathlib.Path(flags.FLAGS.run_dir, "run.flags")
+    if not flags.FLAGS.run_dir or not known.exists():
+        raise UserError(
+            "run_dir", flags.FLAGS.run_dir, "holds no run (no run.flags)", "give the directory of a run"
+        )
+    where = ("strategy", "backend", "devices")
+    elsewhere = any(flags.FLAGS[name].present for name in where)
+    lines = known.read_text().splitlines()
+    return [line for line in lines if not (elsewhere and line[2:].partition("=")[0] in where)]
 
 
 def _guarded(function, *arguments):  # type: ignore[no-untyped-def]

@@ -72,12 +72,14 @@ class Assembly:
         return {f"{prefix}{k}": v for k, v in self.program.objective.results(totals).items()}
 
 
-def assemble(config: Config, recorded_replicas: int = 0) -> Assembly:
+def assemble(config: Config, recorded_replicas: int = 0, training: bool = True) -> Assembly:
     """Reads the dataset, takes the devices and builds the program.
 
     Args:
       config: the flags.
       recorded_replicas: logical replicas of the run, where it was started before; else 0.
+      training: whether the run will be trained. If not, any number of devices will do: in evaluation
+        the logical replicas only share the examples out.
 
     Raises:
       UserError: something in the flags can't be had or doesn't fit.
@@ -85,6 +87,9 @@ def assemble(config: Config, recorded_replicas: int = 0) -> Assembly:
     data = load_dataset(config)
     strategy = strategies.create(config, keras.config.backend())
     replicas = recorded_replicas or config.replicas or strategy.devices
+    if not training and replicas % strategy.devices:
+        replicas = strategy.devices
+        config = dataclasses.replace(config, global_batch=-(-config.global_batch // replicas) * replicas)
     config.check_batch(strategy.devices, replicas)
     steps = config.steps
     if steps < 0:

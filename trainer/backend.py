@@ -7,6 +7,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from absl import logging
+
 from trainer.config import Config
 from trainer.errors import UserError
 
@@ -48,6 +50,7 @@ def prepare(backend: str) -> None:
     if not _verbose():
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        logging.set_verbosity(logging.WARNING)  # JAX and TensorFlow log through absl
 
 
 @contextlib.contextmanager

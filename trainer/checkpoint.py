@@ -21,7 +21,7 @@ import keras
 import numpy as np
 
 from trainer.errors import UserError
-from trainer.program import Program
+from trainer.program import Program, kind
 from trainer.run_directory import replace
 
 WEIGHTS = "model.weights.h5"
@@ -169,9 +169,11 @@ def _file_facts(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _variable_facts(variable: keras.Variable) -> dict[str, Any]:
-    value = np.ascontiguousarray(keras.ops.convert_to_numpy(variable.value))
-    digest = hashlib.sha256(value.tobytes()).hexdigest()
-    return {"shape": list(value.shape), "dtype": str(variable.dtype), "sha256": digest}
+    value = keras.ops.convert_to_numpy(variable.value)
+    if kind(variable) == "int":
+        value = value.astype(np.int64)
+    digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+    return {"shape": list(value.shape), "dtype": kind(variable), "sha256": digest}
 
 
 def _fsync(path: pathlib.Path) -> None:

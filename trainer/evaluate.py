@@ -39,6 +39,6 @@ def restore(config: Config) -> tuple[Assembly, pathlib.Path]:
         print(f"skipped, damaged: {manifest}")
     else:
         raise UserError("run_dir", directory.path, "holds no good checkpoint", "train the run first")
-    parts = assemble(config, int(definition["flags"]["replicas"]))
+    parts = assemble(config, int(definition["flags"]["replicas"]), training=False)
     checkpoint.read(path, parts.program, manifest)
     return parts, path

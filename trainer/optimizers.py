@@ -10,6 +10,9 @@ from trainer.config import Config
 from trainer.errors import UserError
 
 
+_NOT_BY_NAME = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")  # a base class, and two wrappers
+
+
 def create(config: Config, steps: int) -> keras.optimizers.Optimizer:
     """The optimizer of a run of `steps` steps, with its schedule, and loss scaling under mixed_float16."""
     optimizer = _optimizer(config, _schedule(config, steps))
@@ -23,7 +26,7 @@ def _optimizer(config: Config, learning_rate: Any) -> keras.optimizers.Optimizer
     known = {
         key.lower(): value
         for key, value in vars(keras.optimizers).items()
-        if inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer)
+        if inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer) and key not in _NOT_BY_NAME
     }
     if "." in name or attribute:
         factory, arguments = plugins.resolve(config.optimizer, "optimizer", "trainer.models", "create")

@@ -10,7 +10,8 @@ import importlib
 import importlib.util
 import inspect
 import os
-import pkgutil
+import pathlib
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -68,7 +69,7 @@ def resolve(spec: str, flag: str, package: str, attribute: str) -> tuple[Any, di
         return getattr(importlib.import_module(f"{package}.{name}"), attribute), arguments
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())  # the user's module stands where they started us
-    module = _import(name, spec, flag, package)
+    module = _import(name, spec, flag, package, attribute)
     if given_attribute and not hasattr(module, given_attribute):
         close = _suggestion(given_attribute, vars(module))
         raise UserError(
@@ -77,21 +78,28 @@ def resolve(spec: str, flag: str, package: str, attribute: str) -> tuple[Any, di
     return getattr(module, given_attribute or attribute, module), arguments
 
 
-def _import(name: str, spec: str, flag: str, package: str) -> Any:
+def _import(name: str, spec: str, flag: str, package: str, attribute: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise  # the module is there; what is missing is something that it imports
-        ours = [m.name for m in pkgutil.iter_modules(importlib.import_module(package).__path__)]
+        ours = _modules_with(package, attribute)
         close = _suggestion(name, dict.fromkeys(ours))
         raise UserError(
             flag,
             spec,
             f"there is no {flag} and no module of that name{close}",
-            f"one of {', '.join(sorted(ours))}, or a path such as my_pkg.my_module:function "
+            f"one of {', '.join(ours)}, or a path such as my_pkg.my_module:function "
             f"that can be imported from {os.getcwd()}",
         ) from None
+
+
+def _modules_with(package: str, attribute: str) -> list[str]:
+    """Modules of a package that define an attribute at their top; read, not imported."""
+    folder = pathlib.Path(importlib.import_module(package).__path__[0])
+    defines = re.compile(rf"^(def {attribute}\b|{attribute} = )", re.MULTILINE)
+    return sorted(path.stem for path in folder.glob("*.py") if defines.search(path.read_text()))
 
 
 def _suggestion(name: str, known: Mapping[str, Any]) -> str:

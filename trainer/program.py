@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -78,15 +79,17 @@ class Program:
         return variables | optimizer
 
     def architecture(self) -> str:
-        """Digest of the model's configuration, without the names that Keras makes up; '' if it has none."""
+        """Digest of the model's configuration; the name of its class if it can't be serialized."""
         try:
-            return hashlib.sha256(self.model.to_json().encode()).hexdigest()[:16]
+            config = keras.saving.serialize_keras_object(self.model)["config"]
+            text = json.dumps(config, sort_keys=True)
         except (NotImplementedError, TypeError, ValueError):
-            return ""
+            return type(self.model).__name__
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def signature(self) -> dict[str, list[Any]]:
         """Path -> [shape, dtype] of each variable of the run."""
-        return {path: [list(v.shape), str(v.dtype)] for path, v in self.variables.items()}
+        return {path: [list(v.shape), kind(v)] for path, v in self.variables.items()}
 
     def weights_sha256(self) -> str:
         """Digest of all model variables, sorted by path, as float32 little-endian."""
@@ -95,6 +98,12 @@ class Program:
         for variable in sorted(own, key=lambda v: v.path):
             digest.update(keras.ops.convert_to_numpy(keras.ops.cast(variable.value, "float32")).tobytes())
         return digest.hexdigest()
+
+
+def kind(variable: keras.Variable) -> str:
+    """The dtype of a variable, but 'int' for every integer: backends differ in the size of theirs."""
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    return "int" if "int" in dtype else dtype
 
 
 def _build_model(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:

@@ -98,6 +98,7 @@ class RunDirectory:
         if recorded is None:
             return 0
         given, known = self._config.definition(), dict(recorded["flags"])
+        given["model"] = known["model"]  # `record` compares what the model comes to, not how it is spelt
         if not self._config.replicas:
             given["replicas"] = known["replicas"]
         differing = [k for k in known.keys() | given.keys() if known.get(k) != given.get(k)]
@@ -148,6 +149,8 @@ def _compare(flag: str, value: str, path: pathlib.Path, known: Any, now: Any) ->
         return
     if isinstance(known, dict) and isinstance(now, dict):
         differing = sorted(k for k in known.keys() | now.keys() if known.get(k) != now.get(k))
+        # The optimizer's variables follow the model's: told only if nothing else differs.
+        differing = [k for k in differing if not k.startswith("optimizer/")] or differing
         lines = [f"\n    {k}: {known.get(k, 'absent')} there, {now.get(k, 'absent')} now" for k in differing]
         more = [f"\n    and {len(lines) - 12} more"] if len(lines) > 12 else []
         table = ":" + "".join(lines[:12] + more)

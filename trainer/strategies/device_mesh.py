@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -65,6 +66,10 @@ class DeviceMesh(Strategy):
         self.devices = len(devices)
         self.description = f"{description}, DeviceMesh(data={self.devices})"
         self._on_cpu = devices[0].platform == "cpu"
+        # Adding in the tree's order makes the bits independent of the devices. Virtual devices are there
+        # to show just that, and lose no fast interconnect by it. Two devices are in order anyhow.
+        power_of_two = self.devices & (self.devices - 1) == 0
+        self.in_tree_order = self._on_cpu and power_of_two and self.devices > 2
         names = [f"{d.platform}:{d.id}" for d in devices]
         self._mesh_of_keras = keras.distribution.DeviceMesh((self.devices,), ("data",), names)
         self._mesh = jax.sharding.Mesh(np.array(devices), ("data",))
@@ -99,7 +104,7 @@ class DeviceMesh(Strategy):
         for variable in jax.tree.leaves(self._variables):
             variable.assign(jax.device_put(variable.value, whole))
         self._train = _Loop(self, self._gradient_sums, self._update)
-        self._evaluate = _Loop(self, self._forward_sums, lambda values, sums: values)
+        self._evaluate = _Loop(self, self._forward_sums, None)
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
         values, totals = self._train(self._values(), block, first, count, step, totals)
@@ -155,30 +160,35 @@ class _Loop:
     Args:
       strategy: gives mesh, replicas and devices.
       leaf: (values, one replica's batch) -> Sums.
-      update: (values, complete Sums) -> values.
+      update: (values, complete Sums) -> values, which are donated; None: the values stay, and are
+        returned as None.
     """
 
     def __init__(
         self,
         strategy: DeviceMesh,
         leaf: Callable[[Values, Batch], Sums],
-        update: Callable[[Values, Sums], Values],
+        update: Callable[[Values, Sums], Values] | None,
     ) -> None:
         self._leaf, self._update = leaf, update
+        self._donate = (0,) if update else ()
         self._mesh, self._on_cpu = strategy._mesh, strategy._on_cpu
         self._devices, self._local_replicas = strategy.devices, strategy._replicas // strategy.devices
+        self._in_tree_order = strategy.in_tree_order
         self._loops_on_device: bool | None = None
 
     def __call__(
         self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
-    ) -> tuple[Values, Totals]:
+    ) -> tuple[Values | None, Totals]:
         if self._loops_on_device is None:
             one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
             self._loops_on_device = not (self._on_cpu and "conv_general" in str(jax.make_jaxpr(self._leaf)(values, one)))
+        # Fresh totals and those of an earlier call must look alike, or JAX compiles twice.
+        totals = jax.device_put(totals, NamedSharding(self._mesh, _REPLICATED))
         run = self._on_device if self._loops_on_device else self._on_host
-        values, totals = run(values, block, first, count, step, totals)
+        new_values, totals = run(values, block, first, count, step, totals)
         self._settle(totals)
-        return values, totals
+        return new_values, totals
 
     def _settle(self, result: Any) -> None:
         """Waits, where devices are virtual: they share threads, so that a collective in flight beside
@@ -188,22 +198,24 @@ class _Loop:
 
     def _on_device(
         self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
-    ) -> tuple[Values, Totals]:
-        return self._steps(values, totals, block, *map(np.int32, (first, count, step)))
+    ) -> tuple[Values | None, Totals]:
+        numbers = map(np.int32, (first, count, step, self._local_replicas))
+        return self._steps(values, totals, block, *numbers)
 
     def _on_host(
         self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
-    ) -> tuple[Values, Totals]:
+    ) -> tuple[Values | None, Totals]:
         for i in range(count):
             nodes: list[Any] = [None] * Tree.levels(self._local_replicas)
             for r in range(self._local_replicas):
-                leaf = self._one_leaf(values, block, np.int32(first + i), np.int32(r))
-                nodes = Tree.push(nodes, leaf, _trailing_ones(r), self._add)
+                batch = self._slice(block, np.int32(first + i), np.int32(r))
+                nodes = Tree.push(nodes, self._one_leaf(values, batch), _trailing_ones(r), self._add)
             root = Tree.root(nodes, self._local_replicas, self._add)
             self._settle(root)
-            values, totals = self._finish(values, totals, root, np.int32(step + i))
+            new_values, totals = self._finish(values, totals, root, np.int32(step + i))
+            values = new_values or values
             self._settle(totals)
-        return values, totals
+        return values if self._update else None, totals
 
     def _program(self, function: Any, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()) -> Any:
         mapped = jax.shard_map(
@@ -213,24 +225,37 @@ class _Loop:
 
     @functools.cached_property
     def _steps(self) -> Any:
-        def steps(values: Values, totals: Totals, block: Block, first: Any, count: Any, step: Any) -> Any:
+        def steps(
+            values: Values, totals: Totals, block: Block, first: Any, count: Any, step: Any, n: Any
+        ) -> Any:
             def one(i: Any, carry: tuple[Values, Totals]) -> tuple[Values, Totals]:
                 values, totals = carry
-                local = self._local_sums(values, block, first + i)
+                local = self._local_sums(values, block, first + i, n)
                 return self._finish_step(values, totals, local, step + i)
 
             # The number of turns is not known to the compiler: one program for all, and the same bits.
-            return jax.lax.fori_loop(0, count, one, (values, totals))
+            values, totals = jax.lax.fori_loop(0, count, one, (values, totals))
+            return (values if self._update else None), totals
 
-        in_specs = (_REPLICATED, _REPLICATED, _BY_REPLICA, _REPLICATED, _REPLICATED, _REPLICATED)
-        return self._program(steps, in_specs, _REPLICATED, donate=(0,))
+        in_specs = (_REPLICATED, _REPLICATED, _BY_REPLICA, *[_REPLICATED] * 4)
+        return self._program(steps, in_specs, _REPLICATED, self._donate)
+
+    @functools.cached_property
+    def _slice(self) -> Any:
+        def cut(block: Block, i: Any, r: Any) -> Batch:
+            return jax.tree.map(lambda a: a[None], _at(block, i, r))
+
+        return self._program(cut, (_BY_REPLICA, _REPLICATED, _REPLICATED), _BY_DEVICE)
 
     @functools.cached_property
     def _one_leaf(self) -> Any:
-        def leaf(values: Values, block: Block, i: Any, r: Any) -> Any:
-            return jax.tree.map(lambda a: a[None], self._leaf(values, _at(block, i, r)))
+        # Takes a batch, not a block: so its program, and with it every rounding, is the same on
+        # any number of devices.
+        def leaf(values: Values, batch: Batch) -> Any:
+            sums = self._leaf(values, jax.tree.map(lambda a: a[0], batch))
+            return jax.tree.map(lambda a: a[None], sums)
 
-        return self._program(leaf, (_REPLICATED, _BY_REPLICA, _REPLICATED, _REPLICATED), _BY_DEVICE)
+        return self._program(leaf, (_REPLICATED, _BY_DEVICE), _BY_DEVICE)
 
     @functools.cached_property
     def _add(self) -> Any:
@@ -239,24 +264,28 @@ class _Loop:
     @functools.cached_property
     def _finish(self) -> Any:
         def finish(values: Values, totals: Totals, root: Any, step: Any) -> Any:
-            return self._finish_step(values, totals, jax.tree.map(lambda a: a[0], root), step)
+            local = jax.tree.map(lambda a: a[0], root)
+            values, totals = self._finish_step(values, totals, local, step)
+            return (values if self._update else None), totals
 
         in_specs = (_REPLICATED, _REPLICATED, _BY_DEVICE, _REPLICATED)
-        return self._program(finish, in_specs, _REPLICATED, donate=(0,))
+        return self._program(finish, in_specs, _REPLICATED, self._donate)
 
     # What follows runs on one device.
 
-    def _local_sums(self, values: Values, block: Block, i: Any) -> Sums:
-        """Sums over this device's logical replicas, by the tree."""
-        n = self._local_replicas
-        if n == 1:
-            return self._leaf(values, _at(block, i, 0))
-        levels = Tree.levels(n)
-        shapes = jax.eval_shape(lambda: self._leaf(values, _at(block, i, 0)))
+    def _local_sums(self, values: Values, block: Block, i: Any, n: Any) -> Sums:
+        """Sums over this device's n logical replicas, by the tree.
+
+        The number of turns is hidden from the compiler: a loop of one turn would be unrolled and
+        fused otherwise than a loop of four, and the bits would depend on the number of devices.
+        """
+        levels = Tree.levels(self._local_replicas)
+        flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), block)  # (K * n, b, ...)
+        shapes = jax.eval_shape(lambda: self._leaf(values, _at(flat, 0)))
         nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
         def add_leaf(r: Any, nodes: list[Sums]) -> list[Sums]:
-            leaf = self._leaf(values, _at(block, i, r))
+            leaf = self._leaf(values, _at(flat, i * n + r))
             branches = [
                 functools.partial(lambda c, nodes, leaf: Tree.push(nodes, leaf, c, _add), c)
                 for c in range(levels)
@@ -264,16 +293,29 @@ class _Loop:
             return jax.lax.switch(_trailing_ones_traced(r, levels), branches, nodes, leaf)
 
         nodes = jax.lax.fori_loop(0, n, add_leaf, [nothing] * levels)
-        return Tree.root(nodes, n, _add)
+        return Tree.root(nodes, self._local_replicas, _add)
 
     def _finish_step(self, values: Values, totals: Totals, local: Sums, step: Any) -> tuple[Values, Totals]:
-        sums = jax.lax.psum(local, "data")
-        return self._update(values, sums), add_step(totals, sums, step)
+        sums = jax.lax.optimization_barrier(self._sum_over_devices(local))
+        return self._update(values, sums) if self._update else values, add_step(totals, sums, step)
+
+    def _sum_over_devices(self, local: Sums) -> Sums:
+        if not self._in_tree_order:
+            return jax.lax.psum(local, "data")
+        # Partners at distance 1, 2, 4 ... exchange their sums: pairs, then pairs of pairs. Both add
+        # the same two numbers, and IEEE addition commutes, so all devices have the same bits.
+        flat, unravel = jax.flatten_util.ravel_pytree(local)
+        distance = 1
+        while distance < self._devices:
+            partners = [(d, d ^ distance) for d in range(self._devices)]
+            flat = flat + jax.lax.ppermute(flat, "data", partners)
+            distance *= 2
+        return unravel(flat)
 
 
-def _at(block: Block, i: Any, r: Any) -> Batch:
-    """Batch of step i and local logical replica r of a block (K, n, ...)."""
-    return jax.tree.map(lambda a: a[i, r], block)
+def _at(block: Block, *index: Any) -> Batch:
+    """The part of a block at an index of its leading dims."""
+    return jax.tree.map(lambda a: a[index], block)
 
 
 def _add(a: Sums, b: Sums) -> Sums:

