@@ -2,9 +2,12 @@
 
 import dataclasses
 import importlib
+import os
 import pathlib
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from absl import app, flags
 
@@ -57,16 +60,31 @@ def _recorded_flags() -> list[str]:
     return [line for line in lines if not (elsewhere and line[2:].partition("=")[0] in where)]
 
 
-def _guarded(function, *arguments):  # type: ignore[no-untyped-def]
+def _guarded(function: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> Any:
+    """Calls a function of the command line; tells a user's mistake as such, and leaves with its exit code."""
     try:
-        return function(*arguments)
+        return function(argv)
     except UserError as error:
         print(f"onecurve: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _leave(error.exit_code)
+
+
+def _run(argv: Sequence[str]) -> None:
+    try:
+        _leave(_guarded(main, argv))
+    except Exception:
+        traceback.print_exc()
+        _leave(1)
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process without Python's clean-up: tf.data's threads still call sources, and a thread
+    that calls into an interpreter that is being taken down can wait for ever."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
     define_flags()
-    app.run(
-        lambda argv: sys.exit(_guarded(main, argv)), flags_parser=lambda argv: _guarded(parse, argv)
-    )
+    app.run(_run, flags_parser=lambda argv: _guarded(parse, argv))

@@ -166,7 +166,7 @@ class Objective:
                 continue
             call = loss.call if isinstance(loss, keras.losses.Loss) else loss
             values = call(ops.cast(target, "float32"), ops.cast(output, "float32"))
-            if not values.shape or values.shape[0] != output.shape[0]:
+            if len(values.shape) == 0 or values.shape[0] != output.shape[0]:
                 raise UserError(
                     "model",
                     getattr(loss, "name", loss),

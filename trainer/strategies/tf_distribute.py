@@ -5,7 +5,7 @@ tf.function, so the host is not asked between steps.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,11 @@ from trainer.step import Sums, Totals, Tree, add_step, mean_gradients, mean_stat
 from trainer.strategies.base import Block, Strategy
 
 
-import os
-
 def create(config: Config) -> "TFDistribute":
     """OneDeviceStrategy or MirroredStrategy on real devices, or on virtual CPUs where those are too few."""
-    if os.environ.get("X_OPT"): tf.config.optimizer.set_experimental_options(eval(os.environ["X_OPT"]))
+    # It rewrites sums and products after the graph around them, so that the same step would be
+    # rounded differently on one device and on two.
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     gpus = tf.config.list_physical_devices("GPU")
     wanted = 1 if config.strategy == "one_device" else config.devices or max(1, len(gpus))
     if len(gpus) >= wanted:
@@ -66,8 +66,9 @@ class TFDistribute(Strategy):
         # batch's already, on every device.
         inner = getattr(program.optimizer, "inner_optimizer", program.optimizer)
         inner._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
-        self._train = tf.function(self._train_steps, reduce_retracing=True)
-        self._evaluate = tf.function(self._evaluate_steps, reduce_retracing=True)
+        # No AutoGraph: the loops are written out, and errors of the model's keep their own type.
+        self._train = tf.function(self._train_steps, reduce_retracing=True, autograph=False)
+        self._evaluate = tf.function(self._evaluate_steps, reduce_retracing=True, autograph=False)
 
     def feed(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
         # One element per device in turn; tf.distribute hands each device its own and prefetches to it.
@@ -88,16 +89,18 @@ class TFDistribute(Strategy):
             tf.profiler.experimental.stop()
 
     def _train_steps(self, block: Block, first: Any, count: Any, step: Any, totals: Totals) -> Totals:
-        for i in tf.range(count):
+        def one(i: Any, totals: Totals) -> tuple[Any, Totals]:
             sums = self._first_device(self._strategy.run(self._train_step, (block, first + i)))
-            totals = add_step(totals, sums, step + i)
-        return totals
+            return i + 1, add_step(totals, sums, step + i)
+
+        return _repeat(count, one, totals)
 
     def _evaluate_steps(self, block: Block, count: Any, totals: Totals) -> Totals:
-        for i in tf.range(count):
+        def one(i: Any, totals: Totals) -> tuple[Any, Totals]:
             sums = self._first_device(self._strategy.run(self._evaluate_step, (block, i)))
-            totals = add_step(totals, sums, i)
-        return totals
+            return i + 1, add_step(totals, sums, i)
+
+        return _repeat(count, one, totals)
 
     def _first_device(self, per_device: Any) -> Sums:
         """The sums are complete, hence the same, on every device."""
@@ -175,6 +178,11 @@ class TFDistribute(Strategy):
         parts = tf.split(packed, [t.shape.num_elements() for t in flat])
         whole = [tf.reshape(part, t.shape) for part, t in zip(parts, flat, strict=True)]
         return tf.nest.pack_sequence_as(sums, whole)
+
+
+def _repeat(count: Any, one: Callable[[Any, Totals], tuple[Any, Totals]], totals: Totals) -> Totals:
+    """Runs steps one after the other; their order is the run's."""
+    return tf.while_loop(lambda i, _: i < count, one, (tf.constant(0), totals), parallel_iterations=1)[1]
 
 
 def _at(batch: Batch, r: Any) -> Batch:

@@ -1,0 +1,51 @@
+# make train and make test on a machine with Python and make; make help lists the rest.
+.DEFAULT_GOAL := help
+.PHONY: help install train tensorboard test test-long lint types bench clean
+
+PYTHON ?= python3
+VENV   ?= .venv
+RUN    := $(VENV)/bin/python
+ARGS   ?=
+JOBS   ?= 2
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1#/' | column -t -s '#'
+
+install: $(VENV)/installed  ## the virtual environment .venv with all that is needed
+
+$(VENV)/installed: setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || \
+	  { echo "Onecurve needs Python 3.11, 3.12 or 3.13; $(PYTHON) is $$($(PYTHON) --version 2>&1). Say which: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "$(PYTHON) has no venv module. On Debian or Ubuntu: apt-get install python3-venv"; exit 2; }
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (a minute or two the first time)"
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' || \
+	  { echo "The packages could not be installed: is there a network, and an index that pip may reach?"; exit 2; }
+	@touch $@
+
+train: install  ## train; ARGS="--strategy=mirrored --devices=2 ..." are its flags
+	$(RUN) -m trainer $(ARGS)
+
+tensorboard: install  ## watch all runs under runs/
+	$(VENV)/bin/tensorboard --logdir runs
+
+test: install  ## the tests, under 15 minutes on two cores
+	$(RUN) -m pytest -n $(JOBS) $(ARGS)
+
+test-long: install  ## the tests that take longer, too
+	$(RUN) -m pytest -n $(JOBS) -m "long or not long" $(ARGS)
+
+lint: install  ## style and types
+	$(VENV)/bin/ruff check trainer input_pipeline tests benchmarks
+	$(VENV)/bin/ruff format --check trainer input_pipeline tests benchmarks
+	$(VENV)/bin/mypy
+
+types: install  ## types alone
+	$(VENV)/bin/mypy
+
+bench: install  ## the overhead of a step beside Keras's own fit, interleaved
+	$(RUN) benchmarks/step_time.py $(ARGS)
+
+clean:  ## remove the environment and the caches, not the runs
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache *.egg-info

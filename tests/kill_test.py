@@ -1,0 +1,118 @@
+"""SIGKILL at any moment, two runs in one directory, damaged checkpoints, SIGTERM: the run goes on or says why."""
+
+import fcntl
+import random
+import signal
+import time
+
+import pytest
+
+from tests.running import curve, lines, start, summary, trainer
+
+FLAGS = (
+    "--model=mlp(dropout=0.2)",
+    "--steps=5000",
+    "--log_every=250",
+    "--evaluate_every=500",
+    "--save_every=100",
+)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        ("--strategy=one_device", "--backend=tensorflow"),
+        ("--strategy=device_mesh", "--devices=2", "--replicas=4"),
+    ],
+    ids=["tensorflow", "mesh"],
+)
+def test_ten_kills_change_nothing(strategy, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    began = time.monotonic()
+    trainer(*strategy, *FLAGS, f"--run_dir={whole}")
+    length = time.monotonic() - began
+    moments = random.Random(0)
+    landed, saved = 0, set()
+    for _ in range(10):
+        process = start(*strategy, *FLAGS, f"--run_dir={killed}")
+        time.sleep(moments.uniform(0.2, 0.55) * length)
+        landed += process.poll() is None
+        process.kill()
+        process.communicate()
+        checkpoints = killed / "checkpoints"
+        saved |= {p.name for p in checkpoints.glob("0*")} if checkpoints.exists() else set()
+    assert landed == 10, "a kill must hit a living process"
+    assert saved, "no kill fell into the training"
+    trainer(*strategy, *FLAGS, f"--run_dir={killed}")
+    assert summary(killed)["weights_sha256"] == summary(whole)["weights_sha256"]
+    assert [line["step"] for line in lines(killed)] == [line["step"] for line in lines(whole)]
+    assert curve(killed) == curve(whole)
+
+
+def test_a_run_moves_between_devices_and_backends(tmp_path):
+    """8 -> 2 -> 4 devices in mid-epoch keep the hash; a change of backend keeps the curve."""
+    flags = ("--replicas=8", "--global_batch=128", "--save_every=1")
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    trainer("--strategy=mirrored", "--devices=8", *flags, "--steps=45", f"--run_dir={whole}")
+    for devices, steps in ((8, 13), (2, 29), (4, 45)):
+        trainer(
+            "--strategy=mirrored", f"--devices={devices}", *flags, f"--steps={steps}", f"--run_dir={moved}"
+        )
+    assert summary(moved)["weights_sha256"] == summary(whole)["weights_sha256"]
+    for run_dir, strategy in ((whole, "mirrored"), (moved, "device_mesh")):
+        flags_now = (f"--strategy={strategy}", "--devices=2", *flags, "--steps=60", "--log_every=1")
+        trainer(*flags_now, f"--run_dir={run_dir}")
+    assert curve(moved)[-15:] == pytest.approx(curve(whole)[-15:], rel=1e-4)
+
+
+def test_sigterm_saves_and_the_same_command_continues(tmp_path):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    flags = ("--steps=4000", "--log_every=500", "--evaluate_every=never", "--save_every=never")
+    trainer(*flags, f"--run_dir={whole}")
+    process = start(*flags, f"--run_dir={stopped}")
+    while not (stopped / "metrics.jsonl").exists() or not lines(stopped):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert "Continue with" in out
+    trainer(*flags, f"--run_dir={stopped}")
+    assert summary(stopped)["weights_sha256"] == summary(whole)["weights_sha256"]
+
+
+def test_a_second_run_in_the_same_directory_is_refused(tmp_path):
+    trainer("--steps=1", f"--run_dir={tmp_path}")
+    with open(tmp_path / "lock", "r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as a living run holds it
+        err = trainer("--steps=2", f"--run_dir={tmp_path}", code=76).stderr
+    assert "is in use by process" in err
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "manifest"])
+def test_a_damaged_checkpoint_is_set_aside(damage, tmp_path):
+    flags = ("--steps=60", "--save_every=20", "--evaluate_every=never", f"--run_dir={tmp_path}")
+    trainer(*flags)
+    expected = summary(tmp_path)["weights_sha256"]
+    weights = tmp_path / "checkpoints" / "00000060" / "model.weights.h5"
+    content = bytearray(weights.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 4
+    elif damage == "cut":
+        del content[len(content) // 3 :]
+    else:
+        weights.with_name("manifest.json").write_text("{")
+    weights.write_bytes(content)
+    (tmp_path / "summary.json").unlink()
+    out = trainer(*flags).stdout
+    assert "set aside as damaged" in out and "restored from" in out and "00000040" in out
+    assert (tmp_path / "checkpoints" / "damaged-00000060").is_dir()
+    assert summary(tmp_path)["weights_sha256"] == expected
+
+
+def test_retention(tmp_path):
+    trainer("--steps=200", "--save_every=10", "--keep=2", f"--run_dir={tmp_path}")
+    kept = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
+    best = summary(tmp_path)["best"]["step"]
+    assert set(kept) == {190, 200, best} | set(kept[-2:])
+    assert len(kept) <= 3

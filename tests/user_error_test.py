@@ -1,0 +1,147 @@
+"""Each mistake of a user gives one error that names the flag, its value, the reason and the fix; exit code 2."""
+
+import textwrap
+
+import pytest
+
+from tests.running import trainer
+
+MODULE = """
+import keras
+import numpy as np
+from input_pipeline.source import Arrays
+
+IMAGES = np.zeros((100, 8, 8, 1), np.uint8)
+LABELS = np.arange(100).astype(np.int32) % 10
+
+
+class Empty:
+    train = evaluation = Arrays(IMAGES[:0], LABELS[:0])
+
+
+class Labels:
+    train = evaluation = Arrays(IMAGES, LABELS + 5)
+    classes = 10
+
+
+class Late:
+    classes = 10
+
+    class Source:
+        def __len__(self):
+            return 1000
+
+        def read(self, ids):
+            return np.zeros((len(ids), 8, 8, 1), np.uint8), np.where(ids == 700, 10, 0)
+
+    train = Source()
+    evaluation = Arrays(IMAGES, LABELS)
+
+
+class NotANumber:
+    x = np.random.default_rng(0).normal(size=(2048, 8)).astype(np.float32)
+    x[77] = np.nan
+    train = Arrays(x, np.zeros(len(x), np.int32))
+    evaluation = Arrays(np.zeros((10, 8), np.float32), np.zeros(10, np.int32))
+    classes = 3
+
+
+def linear(input_shape, classes):
+    layers = [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes, name="out")]
+    return keras.Sequential(layers, name="linear")
+
+
+def scalar_loss(input_shape, classes):
+    model = linear(input_shape, classes)
+    model.compile(loss=lambda y, p: keras.ops.mean(keras.ops.square(p)))
+    return model
+
+
+def raising():
+    raise KeyError("a bug of the user's own")
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "user_project.py").write_text(textwrap.dedent(MODULE))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--strategy=mirored"], ["strategy", "mirored", "one_device"]),
+        (["--nosuch=1"], ["nosuch"]),
+        (["fly"], ["fly", "train, evaluate, export"]),
+        (["--log_every=5parsecs"], ["--log_every=5parsecs", "not an interval"]),
+        (["--model=mlpp"], ["--model=mlpp", "did you mean 'mlp'"]),
+        (["--model=mlp(unit=3)"], ["--model=mlp(unit=3)", "unexpected keyword argument 'unit'", "units"]),
+        (["--model=mlp(units=os.getpid())"], ["--model", "literal values"]),
+        (["--dataset=digit"], ["--dataset=digit", "did you mean 'digits'"]),
+        (["--optimizer=adamx"], ["--optimizer=adamx", "adamw"]),
+        (["--optimizer=sgd(speed=1)"], ["--optimizer=sgd(speed=1)", "speed"]),
+        (["--schedule=sawtooth"], ["--schedule=sawtooth", "cosine"]),
+        (["--callbacks=EarlyStoping"], ["--callbacks=EarlyStoping"]),
+        (["--global_batch=65", "--replicas=2"], ["--global_batch=65", "2 logical replicas", "64 or 66"]),
+        (["--strategy=mirrored", "--devices=4", "--replicas=6"], ["--replicas=6", "4 devices"]),
+        (["--strategy=one_device", "--devices=2"], ["--devices=2", "one_device"]),
+        (["--strategy=mirrored", "--backend=jax"], ["--backend=jax", "--strategy=mirrored"]),
+        (["--steps=5", "--epochs=1"], ["--steps=5", "--epochs=1"]),
+        (["--run_dir=/proc/nowhere"], ["--run_dir=/proc/nowhere", "can't be written"]),
+        (["--initialize_from=nowhere"], ["--initialize_from=nowhere", "neither a checkpoint nor"]),
+        (["--dataset=user_project:Empty"], ["--dataset=user_project:Empty", "empty (0 examples)"]),
+        (["--dataset=user_project:Labels"], ["label 10 of example", "out of range"]),
+        (["--dataset=user_project:Late"], ["label 10 of example 700", "out of range"]),
+        (["--model=user_project:nothing"], ["user_project:nothing", "has no 'nothing'"]),
+        (["--model=user_project:scalar_loss"], ["not one value per example"]),
+        (["evaluate", "--run_dir=nowhere"], ["--run_dir=nowhere", "holds no run"]),
+    ],
+    ids=lambda v: v[0] if isinstance(v[0], str) and v[0].startswith("--") else None,
+)
+def test_mistake(flags, said, project):
+    given = flags if any("run_dir" in f for f in flags) else [*flags, "--run_dir=run"]
+    err = trainer(*given, code=2, cwd=project).stderr
+    assert err.count("onecurve: ") == 1 and "Fix: " in err and "Traceback" not in err
+    for words in said:
+        assert words in err
+
+
+def test_the_environment_contradicts(project):
+    err = trainer("--strategy=mirrored", "--run_dir=run", code=2, cwd=project, KERAS_BACKEND="jax").stderr
+    assert "--strategy=mirrored" in err and "KERAS_BACKEND=jax" in err
+
+
+def test_the_directory_of_another_run(project):
+    trainer("--steps=3", "--run_dir=run", cwd=project)
+    before = sorted(p.name for p in (project / "run" / "checkpoints").iterdir())
+    err = trainer("--steps=3", "--run_dir=run", "--seed=1", code=2, cwd=project).stderr
+    assert "--seed: 0 there, 1 now" in err
+    err = trainer("--steps=3", "--run_dir=run", "--model=mlp(units=128)", code=2, cwd=project).stderr
+    assert "mlp/dense_0/kernel: [[64, 256], 'float32'] there, [[64, 128], 'float32'] now" in err
+    assert sorted(p.name for p in (project / "run" / "checkpoints").iterdir()) == before
+    trainer("--steps=5", "--run_dir=run", cwd=project)  # nothing was lost: the run goes on
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_a_loss_that_is_not_a_number(backend, project):
+    flags = ("--dataset=user_project:NotANumber", "--model=user_project:linear", "--seed=3")
+    err = trainer(
+        *flags,
+        f"--backend={backend}",
+        "--save_every=1",
+        "--log_every=1000",
+        "--keep=100",
+        "--run_dir=run",
+        code=2,
+        cwd=project,
+    ).stderr
+    assert "the loss was not finite at step" in err and "is kept" in err
+    step = int(err.partition("not finite at step ")[2].split(";")[0])
+    kept = [int(p.name) for p in (project / "run" / "checkpoints").iterdir()]
+    assert max(kept) == step - 1
+
+
+def test_a_bug_in_the_user_s_module_keeps_its_traceback(project):
+    err = trainer("--dataset=user_project:raising", "--run_dir=run", code=1, cwd=project).stderr
+    assert "a bug of the user's own" in err and "Traceback" in err
