@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 from absl import app, flags
 
 from trainer import backend
-from trainer.config import Config, define_flags, from_flags
-from trainer.errors import USER_ERROR, UserError
+from trainer.config import define_flags, from_flags
+from trainer.errors import UserError
 
 VERBS = ("train", "evaluate", "export")
 

@@ -32,7 +32,10 @@ def create(specs: Sequence[str], model: keras.Model) -> keras.callbacks.Callback
             )
         if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
             raise UserError(
-                "callbacks", spec, "would save beside the run's own checkpoints", "use --save_every and --keep"
+                "callbacks",
+                spec,
+                "would save beside the run's own checkpoints",
+                "use --save_every and --keep",
             )
         callbacks.append(callback)
     return keras.callbacks.CallbackList(callbacks, add_history=False, add_progbar=False, model=model)

@@ -17,8 +17,6 @@ class UserError(Exception):
       exit_code: the process's exit status.
     """
 
-    def __init__(
-        self, flag: str, value: object, reason: str, fix: str, exit_code: int = USER_ERROR
-    ) -> None:
+    def __init__(self, flag: str, value: object, reason: str, fix: str, exit_code: int = USER_ERROR) -> None:
         super().__init__(f"--{flag}={value}: {reason}\n  Fix: {fix}")
         self.exit_code = exit_code

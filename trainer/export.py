@@ -57,5 +57,3 @@ def _compare(expected: object, found: object, name: str) -> None:
                 f"export: {name} computes something else than the model: they differ by "
                 f"{np.abs(a - b).max():g}. A layer's get_config or serialization is at fault."
             )
-
-

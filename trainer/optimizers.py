@@ -9,7 +9,6 @@ from trainer import plugins
 from trainer.config import Config
 from trainer.errors import UserError
 
-
 _NOT_BY_NAME = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")  # a base class, and two wrappers
 
 
@@ -26,7 +25,9 @@ def _optimizer(config: Config, learning_rate: Any) -> keras.optimizers.Optimizer
     known = {
         key.lower(): value
         for key, value in vars(keras.optimizers).items()
-        if inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer) and key not in _NOT_BY_NAME
+        if inspect.isclass(value)
+        and issubclass(value, keras.optimizers.Optimizer)
+        and key not in _NOT_BY_NAME
     }
     if "." in name or attribute:
         factory, arguments = plugins.resolve(config.optimizer, "optimizer", "trainer.models", "create")

@@ -65,8 +65,7 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
             ("to validate on", parts.dataset.validation),
             ("to test on", parts.dataset.evaluation),
         )
-        if source is not None
-        and not (name == "to validate on" and source is parts.dataset.evaluation)
+        if source is not None and not (name == "to validate on" and source is parts.dataset.evaluation)
     ]
     done = f" ({step} are done)" if step else ""
     lines = {

@@ -129,9 +129,7 @@ class Recovery:
         """What the two ModelCheckpoints call in a model's place: commits the whole run, never in place."""
         if self._when_best.best != self._best.get("val_loss"):
             self._best = {"step": self._program.step, **self._state["metrics"]}
-        checkpoint.write(
-            self._directory.checkpoints, self._program, {**self._state, "best": self._best}
-        )
+        checkpoint.write(self._directory.checkpoints, self._program, {**self._state, "best": self._best})
         self._committed = True
 
     @property
@@ -190,5 +188,8 @@ def _pack(totals: Totals) -> list[Any]:
 def _unpack(packed: list[Any]) -> Totals:
     objective, weight, *metrics, nonfinite = packed
     return Totals(
-        np.float32(objective), np.float32(weight), [np.asarray(m, np.float32) for m in metrics], np.int32(nonfinite)
+        np.float32(objective),
+        np.float32(weight),
+        [np.asarray(m, np.float32) for m in metrics],
+        np.int32(nonfinite),
     )

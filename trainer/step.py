@@ -189,9 +189,7 @@ class Objective:
             return []
         start = [ops.convert_to_tensor(value) for value in self._metrics_start]
         new = self.metrics.stateless_update_state(start, y, y_pred, sample_weight=weight)
-        return [
-            ops.cast(n, "float32") - ops.cast(s, "float32") for n, s in zip(new, start, strict=True)
-        ]
+        return [ops.cast(n, "float32") - ops.cast(s, "float32") for n, s in zip(new, start, strict=True)]
 
     def no_sums(self, gradients: bool) -> Sums:
         """Sums of no replicas, with or without room for gradients."""

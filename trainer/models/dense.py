@@ -4,9 +4,7 @@ import keras
 from keras import layers
 
 
-def build(
-    input_shape: tuple[int, ...], classes: int, units: int = 200, dropout: float = 0.4
-) -> keras.Model:
+def build(input_shape: tuple[int, ...], classes: int, units: int = 200, dropout: float = 0.4) -> keras.Model:
     """Images (batch, *input_shape) uint8 -> probabilities (batch, classes); compiled."""
     model = keras.Sequential(
         [

@@ -24,4 +24,3 @@ def build(
         ],
         name="mlp",
     )
-

@@ -41,7 +41,9 @@ def create(config: Config) -> "DeviceMesh":
     else:
         devices = jax.devices("cpu")[:wanted]
         description = (
-            "1 CPU" if wanted == 1 else f"{wanted} virtual CPU devices (this machine has {len(real)} accelerators)"
+            "1 CPU"
+            if wanted == 1
+            else f"{wanted} virtual CPU devices (this machine has {len(real)} accelerators)"
         )
         jax.config.update("jax_default_device", devices[0])
     if len(devices) < wanted:
@@ -182,7 +184,9 @@ class _Loop:
     ) -> tuple[Values | None, Totals]:
         if self._loops_on_device is None:
             one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
-            self._loops_on_device = not (self._on_cpu and "conv_general" in str(jax.make_jaxpr(self._leaf)(values, one)))
+            self._loops_on_device = not (
+                self._on_cpu and "conv_general" in str(jax.make_jaxpr(self._leaf)(values, one))
+            )
         # Fresh totals and those of an earlier call must look alike, or JAX compiles twice.
         totals = jax.device_put(totals, NamedSharding(self._mesh, _REPLICATED))
         run = self._on_device if self._loops_on_device else self._on_host

@@ -33,7 +33,9 @@ def create(config: Config) -> "TFDistribute":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * wanted)
         names = [f"CPU:{i}" for i in range(wanted)]
-        description = "1 CPU" if wanted == 1 else f"{wanted} virtual CPU devices (this machine has {len(gpus)} GPUs)"
+        description = (
+            "1 CPU" if wanted == 1 else f"{wanted} virtual CPU devices (this machine has {len(gpus)} GPUs)"
+        )
     if config.strategy == "one_device":
         return TFDistribute(tf.distribute.OneDeviceStrategy(names[0]), f"{description}, OneDeviceStrategy")
     return TFDistribute(tf.distribute.MirroredStrategy(names), f"{description}, MirroredStrategy")
