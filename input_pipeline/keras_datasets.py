@@ -1,4 +1,4 @@
-"""The image datasets of keras.datasets: downloaded where there is a network, read from its cache where there is none."""
+"""The image datasets of keras.datasets: downloaded, or read from its cache where there is no network."""
 
 import importlib
 import os
@@ -20,9 +20,7 @@ def loader(name: str) -> Callable[[], Dataset]:
             (x, y), (x_test, y_test) = module.load_data()
         except Exception as error:  # urllib, socket, zipfile and EOF errors alike: all mean 'not to be had'
             home = pathlib.Path(os.environ.get("KERAS_HOME", pathlib.Path.home() / ".keras"))
-            raise DataError(
-                f"{name} could neither be downloaded nor read from {home / 'datasets'}: {error}"
-            ) from error
+            raise DataError(f"{name} could neither be downloaded nor read from {home / 'datasets'}: {error}") from error
         return Dataset(_source(x, y), _source(x_test, y_test), classes=10)
 
     return load

@@ -83,10 +83,7 @@ class Pipeline:
         step = block * self.block + np.arange(self.block)[:, None, None]
         position = step * self.global_batch + replica * per_replica + np.arange(per_replica)
         n = len(self.source)
-        if self.shuffled:
-            ids = order.order(self.seed, position, n)
-        else:
-            ids = np.minimum(position, n - 1)
+        ids = order.order(self.seed, position, n) if self.shuffled else np.minimum(position, n - 1)
         x, y, *weight = read(self.source, ids.ravel())
         if self.classes is not None:
             for labels in flatten(y):

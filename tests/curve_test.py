@@ -22,9 +22,7 @@ JAX = [
 SAME_BACKEND = 1e-5
 
 
-def run_each(
-    strategies: list[tuple[str, ...]], tmp_path: pathlib.Path, *flags: str, **env: str
-) -> list[pathlib.Path]:
+def run_each(strategies: list[tuple[str, ...]], tmp_path: pathlib.Path, *flags: str, **env: str) -> list[pathlib.Path]:
     directories = []
     for strategy in strategies:
         directories.append(tmp_path / "-".join(flag.partition("=")[2] for flag in strategy))

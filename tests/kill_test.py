@@ -53,9 +53,7 @@ def test_a_run_moves_between_devices_and_backends(tmp_path):
     whole, moved = tmp_path / "whole", tmp_path / "moved"
     trainer("--strategy=mirrored", "--devices=8", *flags, "--steps=45", f"--run_dir={whole}")
     for devices, steps in ((8, 13), (2, 29), (4, 45)):
-        trainer(
-            "--strategy=mirrored", f"--devices={devices}", *flags, f"--steps={steps}", f"--run_dir={moved}"
-        )
+        trainer("--strategy=mirrored", f"--devices={devices}", *flags, f"--steps={steps}", f"--run_dir={moved}")
     assert summary(moved)["weights_sha256"] == summary(whole)["weights_sha256"]
     for run_dir, strategy in ((whole, "mirrored"), (moved, "device_mesh")):
         flags_now = (f"--strategy={strategy}", "--devices=2", *flags, "--steps=60", "--log_every=1")

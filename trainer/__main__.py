@@ -51,9 +51,7 @@ def _recorded_flags() -> list[str]:
     """The flags in --run_dir's run.flags; without where it ran, if the command line says where."""
     known = pathlib.Path(flags.FLAGS.run_dir, "run.flags")
     if not flags.FLAGS.run_dir or not known.exists():
-        raise UserError(
-            "run_dir", flags.FLAGS.run_dir, "holds no run (no run.flags)", "give the directory of a run"
-        )
+        raise UserError("run_dir", flags.FLAGS.run_dir, "holds no run (no run.flags)", "give the directory of a run")
     where = ("strategy", "backend", "devices")
     elsewhere = any(flags.FLAGS[name].present for name in where)
     lines = known.read_text().splitlines()

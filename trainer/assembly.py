@@ -113,6 +113,4 @@ def load_dataset(config: Config) -> Dataset:
 
 
 def _data_error(config: Config, error: DataError) -> UserError:
-    return UserError(
-        "dataset", config.dataset, str(error), "mend the data or its module, or give another --dataset"
-    )
+    return UserError("dataset", config.dataset, str(error), "mend the data or its module, or give another --dataset")

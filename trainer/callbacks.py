@@ -27,9 +27,7 @@ def create(specs: Sequence[str], model: keras.Model) -> keras.callbacks.Callback
         except (TypeError, ValueError) as error:
             raise UserError("callbacks", spec, str(error), "see keras.io/api/callbacks") from None
         if not isinstance(callback, keras.callbacks.Callback):
-            raise UserError(
-                "callbacks", spec, f"made a {type(callback).__name__}", "give a keras.callbacks.Callback"
-            )
+            raise UserError("callbacks", spec, f"made a {type(callback).__name__}", "give a keras.callbacks.Callback")
         if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
             raise UserError(
                 "callbacks",

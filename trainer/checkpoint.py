@@ -132,9 +132,7 @@ def read_model_variables(path: pathlib.Path, program: Program, manifest: dict[st
         table = "".join(
             f"\n    {k}: {there.get(k, 'absent')} there, {here.get(k, 'absent')} here" for k in differing[:12]
         )
-        raise UserError(
-            "initialize_from", path, f"holds another model:{table}", "give a checkpoint of the same model"
-        )
+        raise UserError("initialize_from", path, f"holds another model:{table}", "give a checkpoint of the same model")
     optimizer = [(v, keras.ops.convert_to_numpy(v.value)) for v in program.optimizer.variables]
     with warnings.catch_warnings():  # another optimizer's variables are skipped, and are not wanted
         warnings.simplefilter("ignore")

@@ -51,9 +51,7 @@ class Config:
     )
     optimizer: str = _flag("adam", "Optimizer: adam, adamw, sgd(momentum=0.9), any of keras.optimizers.")
     learning_rate: float = _flag(1e-3, "Peak learning rate.")
-    schedule: str = _flag(
-        "constant", "Learning rate over the steps: constant, cosine(warmup_steps=100), linear(...)."
-    )
+    schedule: str = _flag("constant", "Learning rate over the steps: constant, cosine(warmup_steps=100), linear(...).")
     precision: str = _flag("float32", "Keras dtype policy of the model.", PRECISIONS)
     seed: int = _flag(0, "Seed of initial weights, data order and dropout.")
     global_batch: int = _flag(64, "Examples per step, over all devices.")
@@ -74,9 +72,7 @@ class Config:
     keep: int = _flag(3, "Number of newest checkpoints kept, beside the best one.")
     profile_steps: str = _flag("", "Steps first,last between which a profiler trace is written.")
     # With what.
-    run_dir: str = _flag(
-        "", "Directory of everything of the run; the same command continues it. Default: runs/<name>."
-    )
+    run_dir: str = _flag("", "Directory of everything of the run; the same command continues it. Default: runs/<name>.")
     cache: str = _flag("none", "Where decoded examples are kept: none, memory, or a file's path.")
     prefetch: int = _flag(2, "Blocks of steps that the input pipeline reads ahead.")
     callbacks: tuple[str, ...] = _flag(
@@ -89,7 +85,7 @@ class Config:
             try:
                 Interval.parse(getattr(self, name))
             except ValueError as error:
-                raise UserError(name, getattr(self, name), str(error), "for example 100, 1epoch, 10min")
+                raise UserError(name, getattr(self, name), str(error), "for example 100, 1epoch, 10min") from None
         for name, least in (
             ("devices", 0),
             ("replicas", 0),
@@ -106,9 +102,7 @@ class Config:
             name = "steps" if self.steps < -1 else "epochs"
             raise UserError(name, getattr(self, name), "is negative", "give 0 or more")
         if not 0 <= self.validation_fraction < 1:
-            raise UserError(
-                "validation_fraction", self.validation_fraction, "is not in [0, 1)", "for example 0.1"
-            )
+            raise UserError("validation_fraction", self.validation_fraction, "is not in [0, 1)", "for example 0.1")
         if not self.learning_rate >= 0:
             raise UserError("learning_rate", self.learning_rate, "is negative", "for example 0.001")
         if self.strategy == "one_device" and self.devices > 1:
@@ -190,15 +184,19 @@ class Config:
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines one absl flag per field of Config."""
+    define: dict[type, Any] = {
+        str: flags.DEFINE_string,
+        int: flags.DEFINE_integer,
+        float: flags.DEFINE_float,
+        tuple: flags.DEFINE_multi_string,
+    }
     for field in dataclasses.fields(Config):
+        default: Any = field.default
         choices, help = field.metadata["choices"], field.metadata["help"]
         if choices:
-            flags.DEFINE_enum(field.name, field.default, choices, help, flag_values=values)
-        elif field.default == ():
-            flags.DEFINE_multi_string(field.name, [], help, flag_values=values)
+            flags.DEFINE_enum(field.name, default, choices, help, flag_values=values)
         else:
-            define = {str: flags.DEFINE_string, int: flags.DEFINE_integer, float: flags.DEFINE_float}
-            define[type(field.default)](field.name, field.default, help, flag_values=values)
+            define[type(default)](field.name, default, help, flag_values=values)
 
 
 def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
@@ -207,9 +205,8 @@ def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
     Raises:
       UserError: values that contradict each other or make no sense.
     """
-    names = [field.name for field in dataclasses.fields(Config)]
-    given = {name: getattr(values, name) for name in names}
-    return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+    given: dict[str, Any] = {field.name: getattr(values, field.name) for field in dataclasses.fields(Config)}
+    return Config(**(given | {"callbacks": tuple(given["callbacks"])}))
 
 
 def _divisors(n: int) -> str:

@@ -15,7 +15,7 @@ def run(config: Config) -> int:
     """Prints the metrics of the run's best or newest checkpoint. Returns the exit code."""
     parts, path = restore(config)
     print(f"{path} on {parts.strategy.description}")
-    results = {}
+    results: dict[str, float] = {}
     if parts.dataset.validation is not parts.dataset.evaluation and parts.dataset.validation is not None:
         results |= parts.evaluate(parts.dataset.validation, "val_")
     if parts.dataset.evaluation is not None:
@@ -30,15 +30,12 @@ def restore(config: Config) -> tuple[Assembly, pathlib.Path]:
     directory = RunDirectory(config)  # not entered: reading needs no ownership
     definition = directory.definition()
     if definition is None:
-        raise UserError(
-            "run_dir", directory.path, "holds no run (no definition.json)", "give the directory of a run"
-        )
-    for path, manifest in checkpoint.newest(directory.checkpoints):
-        if isinstance(manifest, dict):
-            break
-        print(f"skipped, damaged: {manifest}")
-    else:
+        raise UserError("run_dir", directory.path, "holds no run (no definition.json)", "give the directory of a run")
+    found = checkpoint.newest(directory.checkpoints)
+    good = next(((path, manifest) for path, manifest in found if isinstance(manifest, dict)), None)
+    if good is None:
         raise UserError("run_dir", directory.path, "holds no good checkpoint", "train the run first")
+    path, manifest = good
     parts = assemble(config, int(definition["flags"]["replicas"]), training=False)
     checkpoint.read(path, parts.program, manifest)
     return parts, path

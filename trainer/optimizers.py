@@ -25,9 +25,7 @@ def _optimizer(config: Config, learning_rate: Any) -> keras.optimizers.Optimizer
     known = {
         key.lower(): value
         for key, value in vars(keras.optimizers).items()
-        if inspect.isclass(value)
-        and issubclass(value, keras.optimizers.Optimizer)
-        and key not in _NOT_BY_NAME
+        if inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer) and key not in _NOT_BY_NAME
     }
     if "." in name or attribute:
         factory, arguments = plugins.resolve(config.optimizer, "optimizer", "trainer.models", "create")

@@ -72,9 +72,7 @@ def resolve(spec: str, flag: str, package: str, attribute: str) -> tuple[Any, di
     module = _import(name, spec, flag, package, attribute)
     if given_attribute and not hasattr(module, given_attribute):
         close = _suggestion(given_attribute, vars(module))
-        raise UserError(
-            flag, spec, f"module {name} has no {given_attribute!r}{close}", "name one that it has"
-        )
+        raise UserError(flag, spec, f"module {name} has no {given_attribute!r}{close}", "name one that it has")
     return getattr(module, given_attribute or attribute, module), arguments
 
 

@@ -89,7 +89,9 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
 
 def preempted(parts: Assembly, signal: int, step: int) -> str:
     """Said when a signal ended this start."""
-    return f"\nStopped by signal {signal} after step {step}; its state is saved. Continue with\n  {parts.config.command()}"
+    return (
+        f"\nStopped by signal {signal} after step {step}; its state is saved. Continue with\n  {parts.config.command()}"
+    )
 
 
 def ending(parts: Assembly, directory: pathlib.Path, summary: Mapping[str, Any]) -> str:

@@ -112,15 +112,11 @@ def _build_model(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, An
     offered = {"input_shape": getattr(x, "shape", None), "classes": dataset.classes}
     build, arguments = plugins.resolve(config.model, "model", "trainer.models", "build")
     if not callable(build):
-        raise UserError(
-            "model", config.model, "is a module without build()", "define build(...) -> keras.Model"
-        )
+        raise UserError("model", config.model, "is a module without build()", "define build(...) -> keras.Model")
     offered = {k: v for k, v in offered.items() if v is not None}
     model = plugins.call(build, arguments, offered, flag="model", spec=config.model)
     if not isinstance(model, keras.Model):
-        raise UserError(
-            "model", config.model, f"build() returned a {type(model).__name__}", "return a keras.Model"
-        )
+        raise UserError("model", config.model, f"build() returned a {type(model).__name__}", "return a keras.Model")
 
     def symbol(spec: Any) -> keras.KerasTensor:
         return keras.KerasTensor((1, *spec.shape), str(spec.dtype))

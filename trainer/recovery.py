@@ -46,6 +46,8 @@ class Recovery:
 
     def __init__(self, config: Config, directory: RunDirectory, program: Program) -> None:
         self._config, self._directory, self._program = config, directory, program
+        self._best: dict[str, Any] = {}
+        self._when_due = self._when_best = keras.callbacks.ModelCheckpoint("unset.keras")  # until `restore`
         self.signal = 0  # the first SIGTERM or SIGINT, to be obeyed at the end of a chunk of steps
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -111,7 +113,7 @@ class Recovery:
           due: whether to save even if it is not the best.
           stopped: a callback ended the run here.
         """
-        self._state = {
+        self._state: dict[str, Any] = {
             "totals": _pack(totals),
             "callbacks": callbacks,
             "metrics": metrics,
@@ -128,7 +130,7 @@ class Recovery:
     def save_weights(self, filepath: str, overwrite: bool = True) -> None:
         """What the two ModelCheckpoints call in a model's place: commits the whole run, never in place."""
         if self._when_best.best != self._best.get("val_loss"):
-            self._best = {"step": self._program.step, **self._state["metrics"]}
+            self._best = self._state["metrics"] | {"step": self._program.step}
         checkpoint.write(self._directory.checkpoints, self._program, {**self._state, "best": self._best})
         self._committed = True
 

@@ -107,22 +107,16 @@ class Reporting:
         self.say(f"compiled, and ran the first steps, in {duration(seconds)}")
         self._first_step, self._started = step, time.monotonic()
 
-    def define(
-        self, facts: Mapping[str, str], model: keras.Model, hyperparameters: Mapping[str, Any]
-    ) -> None:
+    def define(self, facts: Mapping[str, str], model: keras.Model, hyperparameters: Mapping[str, Any]) -> None:
         """Writes what the run is to TensorBoard: text, graph, hparams."""
         for tag, text in facts.items():
             self._summary(0, text_pb(tag, text))
         graph = _graph(model).SerializeToString()
         self._board.add_event(event_pb2.Event(wall_time=time.time(), graph_def=graph))
-        plain = {
-            k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in hyperparameters.items()
-        }
+        plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in hyperparameters.items()}
         self._summary(0, hparams.hparams_pb(plain, trial_id=str(self._directory.path)))
 
-    def log(
-        self, step: int, metrics: dict[str, float], learning_rate: float, data: float, pause: float
-    ) -> None:
+    def log(self, step: int, metrics: dict[str, float], learning_rate: float, data: float, pause: float) -> None:
         """Reports the steps since the last call.
 
         Args:
@@ -211,9 +205,7 @@ def _graph(model: keras.Model) -> graph_pb2.GraphDef:
     for layer in model.layers:
         node = graph.node.add(name=layer.name, op=type(layer).__name__)
         inbound = [
-            parent.operation.name
-            for edge in getattr(layer, "_inbound_nodes", [])
-            for parent in edge.parent_nodes
+            parent.operation.name for edge in getattr(layer, "_inbound_nodes", []) for parent in edge.parent_nodes
         ]
         known = {n.name for n in graph.node}
         node.input.extend(dict.fromkeys(p for p in inbound or previous if p in known and p != layer.name))

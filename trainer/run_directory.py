@@ -103,9 +103,7 @@ class RunDirectory:
             given["replicas"] = known["replicas"]
         differing = [k for k in known.keys() | given.keys() if known.get(k) != given.get(k)]
         if differing:
-            table = "".join(
-                f"\n    --{k}: {known.get(k)} there, {given.get(k)} now" for k in sorted(differing)
-            )
+            table = "".join(f"\n    --{k}: {known.get(k)} there, {given.get(k)} now" for k in sorted(differing))
             raise UserError(
                 "run_dir",
                 self.path,

@@ -135,8 +135,7 @@ class Objective:
             weight=weight,
             metrics=self._metric_sums(batch["y"], y_pred, batch.get("weight")),
             state=[
-                ops.cast(new, "float32") - ops.cast(old, "float32")
-                for new, old in zip(new_state, state, strict=True)
+                ops.cast(new, "float32") - ops.cast(old, "float32") for new, old in zip(new_state, state, strict=True)
             ],
             gradients=[],
         )

@@ -41,9 +41,7 @@ def create(config: Config) -> "DeviceMesh":
     else:
         devices = jax.devices("cpu")[:wanted]
         description = (
-            "1 CPU"
-            if wanted == 1
-            else f"{wanted} virtual CPU devices (this machine has {len(real)} accelerators)"
+            "1 CPU" if wanted == 1 else f"{wanted} virtual CPU devices (this machine has {len(real)} accelerators)"
         )
         jax.config.update("jax_default_device", devices[0])
     if len(devices) < wanted:
@@ -110,6 +108,7 @@ class DeviceMesh(Strategy):
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
         values, totals = self._train(self._values(), block, first, count, step, totals)
+        assert values is not None  # the training loop updates
         for variables, new in zip(self._variables, values, strict=True):
             for variable, value in zip(variables, new, strict=True):
                 variable.assign(value)
@@ -222,16 +221,12 @@ class _Loop:
         return values if self._update else None, totals
 
     def _program(self, function: Any, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()) -> Any:
-        mapped = jax.shard_map(
-            function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-        )
+        mapped = jax.shard_map(function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
         return jax.jit(mapped, donate_argnums=donate)
 
     @functools.cached_property
     def _steps(self) -> Any:
-        def steps(
-            values: Values, totals: Totals, block: Block, first: Any, count: Any, step: Any, n: Any
-        ) -> Any:
+        def steps(values: Values, totals: Totals, block: Block, first: Any, count: Any, step: Any, n: Any) -> Any:
             def one(i: Any, carry: tuple[Values, Totals]) -> tuple[Values, Totals]:
                 values, totals = carry
                 local = self._local_sums(values, block, first + i, n)
@@ -291,8 +286,7 @@ class _Loop:
         def add_leaf(r: Any, nodes: list[Sums]) -> list[Sums]:
             leaf = self._leaf(values, _at(flat, i * n + r))
             branches = [
-                functools.partial(lambda c, nodes, leaf: Tree.push(nodes, leaf, c, _add), c)
-                for c in range(levels)
+                functools.partial(lambda c, nodes, leaf: Tree.push(nodes, leaf, c, _add), c) for c in range(levels)
             ]
             return jax.lax.switch(_trailing_ones_traced(r, levels), branches, nodes, leaf)
 

@@ -33,9 +33,7 @@ def create(config: Config) -> "TFDistribute":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * wanted)
         names = [f"CPU:{i}" for i in range(wanted)]
-        description = (
-            "1 CPU" if wanted == 1 else f"{wanted} virtual CPU devices (this machine has {len(gpus)} GPUs)"
-        )
+        description = "1 CPU" if wanted == 1 else f"{wanted} virtual CPU devices (this machine has {len(gpus)} GPUs)"
     if config.strategy == "one_device":
         return TFDistribute(tf.distribute.OneDeviceStrategy(names[0]), f"{description}, OneDeviceStrategy")
     return TFDistribute(tf.distribute.MirroredStrategy(names), f"{description}, MirroredStrategy")
@@ -74,9 +72,7 @@ class TFDistribute(Strategy):
 
     def feed(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
         # One element per device in turn; tf.distribute hands each device its own and prefetches to it.
-        return iter(
-            self._strategy.distribute_datasets_from_function(lambda context: pipeline.dataset(first_block))
-        )
+        return iter(self._strategy.distribute_datasets_from_function(lambda context: pipeline.dataset(first_block)))
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
         return self._train(block, *map(np.int32, (first, count, step)), totals)
@@ -143,9 +139,7 @@ class TFDistribute(Strategy):
             branches = [lambda c=c: Tree.push(nodes, value, c, _add) for c in range(levels)]
             return r + 1, tf.switch_case(carries, branches)
 
-        _, nodes = tf.while_loop(
-            lambda r, nodes: r < n, body, (tf.constant(0), [flat] * levels), parallel_iterations=1
-        )
+        _, nodes = tf.while_loop(lambda r, nodes: r < n, body, (tf.constant(0), [flat] * levels), parallel_iterations=1)
         return tf.nest.pack_sequence_as(nothing, Tree.root(nodes, n, _add))
 
     def _forward_sums(self, batch: Batch) -> Sums:

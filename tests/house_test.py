@@ -1,0 +1,121 @@
+"""The house stands: imports go down a floor only, the flags are these, files stay readable."""
+
+import ast
+import pathlib
+
+from absl import flags
+
+from tests.running import REPOSITORY
+from trainer.config import Config, define_flags, from_flags
+
+FLOORS = {
+    "trainer.errors": 0,
+    "trainer.clock": 0,
+    "trainer.config": 0,
+    "trainer.backend": 0,
+    "trainer.plugins": 0,
+    "trainer.run_directory": 0,
+    "input_pipeline": 1,
+    "trainer.models": 2,
+    "trainer.step": 2,
+    "trainer.optimizers": 2,
+    "trainer.program": 2,
+    "trainer.checkpoint": 2,
+    "trainer.recovery": 2,
+    "trainer.callbacks": 2,
+    "trainer.reporting": 2,
+    "trainer.strategies": 3,
+    "trainer.assembly": 3,
+    "trainer.printout": 4,
+    "trainer.train": 4,
+    "trainer.evaluate": 4,
+    "trainer.export": 4,
+    "trainer.__main__": 5,
+}
+PACKAGES = {"numpy": 1, "tensorflow": 1, "keras": 2, "tensorboard": 2, "jax": 3}
+FLAGS = """backend cache callbacks data_dir dataset devices epochs evaluate_every global_batch initialize_from keep
+learning_rate log_every model optimizer precision prefetch profile_steps replicas run_dir save_every schedule seed
+steps strategy validation_fraction""".split()
+
+
+def floor(module: str) -> int | None:
+    while module:
+        if module in FLOORS:
+            return FLOORS[module]
+        module = module.rpartition(".")[0]
+    return None
+
+
+def modules() -> list[tuple[str, pathlib.Path]]:
+    paths = [p for d in ("trainer", "input_pipeline") for p in sorted((REPOSITORY / d).rglob("*.py"))]
+    return [(".".join(p.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"), p) for p in paths]
+
+
+def test_imports_go_down():
+    seen = 0
+    for module, path in modules():
+        if module == "trainer":
+            continue
+        here = floor(module)
+        assert here is not None, f"{module} has no floor"
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            for name in names:
+                there = floor(name)
+                if there is None:
+                    there = PACKAGES.get(name.partition(".")[0])
+                seen += there is not None
+                assert there is None or there <= here, f"{module} (floor {here}) imports {name} (floor {there})"
+    assert seen > 80
+
+
+def test_input_pipeline_knows_nothing_of_the_trainer():
+    for module, path in modules():
+        if module.startswith("input_pipeline"):
+            assert "trainer" not in {n.partition(".")[0] for n in _imported(path)}, module
+
+
+def _imported(path: pathlib.Path) -> set[str]:
+    tree = ast.walk(ast.parse(path.read_text()))
+    return {n.module or "" for n in tree if isinstance(n, ast.ImportFrom)}
+
+
+def test_flags_are_these():
+    values = flags.FlagValues()
+    define_flags(values)
+    assert sorted(FLAGS) == sorted(name for name in values if name in Config.__dataclass_fields__)
+    assert len(FLAGS) < 30
+    for name in FLAGS:
+        assert values[name].help
+
+
+def test_flags_round_trip(tmp_path):
+    values = flags.FlagValues()
+    define_flags(values)
+    given = ["--model=my.mod:build(name='a b', units=3)", "--callbacks=A(x=1)", "--callbacks=B", "--epochs=2.5"]
+    values(["program", *given])
+    config = from_flags(values)
+    file = tmp_path / "run.flags"
+    file.write_text("".join(f"{line}\n" for line in config.to_flags()))
+    again = flags.FlagValues()
+    define_flags(again)
+    again(["program", f"--flagfile={file}"])
+    assert from_flags(again) == config
+
+
+def test_no_file_is_long():
+    # device_mesh.py holds both loops, on the device and on the host, which must stay the same computation.
+    limits = {"trainer.strategies.device_mesh": 340, "trainer.step": 300}
+    for module, path in modules():
+        length = len(path.read_text().splitlines())
+        assert length <= limits.get(module, 250), f"{module} has {length} lines"
+    body = next(
+        node
+        for node in ast.parse((REPOSITORY / "trainer" / "train.py").read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name == "run"
+    )
+    assert body.end_lineno and body.end_lineno - body.lineno < 30
