@@ -33,9 +33,34 @@ FLOORS = {
     "trainer.__main__": 5,
 }
 PACKAGES = {"numpy": 1, "tensorflow": 1, "keras": 2, "tensorboard": 2, "jax": 3}
-FLAGS = """backend cache callbacks data_dir dataset devices epochs evaluate_every global_batch initialize_from keep
-learning_rate log_every model optimizer precision prefetch profile_steps replicas run_dir save_every schedule seed
-steps strategy validation_fraction""".split()
+FLAGS = [
+    "backend",
+    "cache",
+    "callbacks",
+    "data_dir",
+    "dataset",
+    "devices",
+    "epochs",
+    "evaluate_every",
+    "global_batch",
+    "initialize_from",
+    "keep",
+    "learning_rate",
+    "log_every",
+    "model",
+    "optimizer",
+    "precision",
+    "prefetch",
+    "profile_steps",
+    "replicas",
+    "run_dir",
+    "save_every",
+    "schedule",
+    "seed",
+    "steps",
+    "strategy",
+    "validation_fraction",
+]
 
 
 def floor(module: str) -> int | None:

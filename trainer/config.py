@@ -113,8 +113,6 @@ class Config:
                 "use --strategy=mirrored or --strategy=device_mesh, or --replicas to accumulate",
             )
         self.profile_range()
-        if self.devices:
-            self.check_batch(self.devices, self.replicas or self.devices)
 
     def profile_range(self) -> tuple[int, int] | None:
         """(first, last) of --profile_steps, or None."""

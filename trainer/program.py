@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.trainers.compile_utils import CompileMetrics
+from keras.src.trainers.compile_utils import CompileMetrics, get_loss
 
 from input_pipeline.dataset import Dataset
 from input_pipeline.source import map_structure
@@ -177,7 +177,8 @@ def _compile(
             f"has {len(outputs)} outputs, but an example has {len(keras.tree.flatten(y))} labels",
             "return one label per output from the source",
         )
-    return [None if l is None else keras.losses.get(l) for l in losses], weights, metrics_object
+    targets = keras.tree.flatten(y)
+    return [get_loss(*given) for given in zip(losses, targets, outputs, strict=True)], weights, metrics_object
 
 
 def _both(metrics: Any, weighted_metrics: Any) -> Any:

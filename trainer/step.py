@@ -8,6 +8,7 @@ complete. So no division by a number of devices or replicas exists on the way, a
 the same wherever it is computed.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -79,7 +80,7 @@ class Objective:
 
     Args:
       model: a built model.
-      losses: one per output: a keras.losses.Loss or a function (y, y_pred) -> one value per example.
+      losses: one keras.losses.Loss per output, or None where an output has none.
       loss_weights: one factor per output.
       metrics: a built Keras metric that takes (y, y_pred, sample_weight).
       global_batch: B.
@@ -96,6 +97,7 @@ class Objective:
         self.model, self.metrics = model, metrics
         self._losses, self._loss_weights = losses, loss_weights
         self._global_batch = global_batch
+        self._takes_training = "training" in inspect.signature(model.call).parameters
         # Metrics start from their reset state, which need not be zero.
         self._metrics_start = [ops.convert_to_numpy(v) for v in metrics.variables]
         self._is_seed = [v.name == "seed_generator_state" for v in model.non_trainable_variables]
@@ -123,8 +125,8 @@ class Objective:
             trainable,
             self._with_seeds(state, batch["key"]),
             batch["x"],
-            training=training,
             return_losses=True,
+            **({"training": training} if self._takes_training else {}),
         )
         objective, weight = self._weighted_losses(batch["y"], y_pred, batch.get("weight"))
         for loss in own_losses:
@@ -163,8 +165,7 @@ class Objective:
         ):
             if loss is None:
                 continue
-            call = loss.call if isinstance(loss, keras.losses.Loss) else loss
-            values = call(ops.cast(target, "float32"), ops.cast(output, "float32"))
+            values = loss.call(ops.cast(target, "float32"), ops.cast(output, "float32"))
             if len(values.shape) == 0 or values.shape[0] != output.shape[0]:
                 raise UserError(
                     "model",

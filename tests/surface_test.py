@@ -1,0 +1,221 @@
+"""What a person sees and plugs in: print-outs, TensorBoard, callbacks, precisions, own models and data, export."""
+
+import json
+import textwrap
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.running import curve, deviation, lines, summary, trainer
+
+BACKENDS = ["tensorflow", "jax"]
+PROJECT = """
+import keras
+import numpy as np
+
+
+class Circles:
+    '''Points in the plane, labelled by whether they lie in a circle.'''
+
+    def __init__(self, examples, seed):
+        self.x = np.random.default_rng(seed).uniform(-1, 1, (examples, 2)).astype("float32")
+
+    def __len__(self):
+        return len(self.x)
+
+    def read(self, ids):
+        x = self.x[ids]
+        return {"points": x, "ones": np.ones((len(ids), 1), "float32")}, (np.square(x).sum(1) < 0.5).astype("int32")
+
+
+class data:
+    train, evaluation, classes = Circles(2000, 0), Circles(501, 1), 2
+
+
+class weighted:
+    class Source(Circles):
+        def read(self, ids):
+            x, y = super().read(ids)
+            return x, y, (ids % 2).astype("float32")  # every other example counts
+
+    train, evaluation, classes = Source(2000, 0), Source(501, 1), 2
+
+
+def net(classes, units=32):
+    points, ones = keras.Input((2,), name="points"), keras.Input((1,), name="ones")
+    x = keras.layers.Concatenate()([points, keras.ops.square(points), ones])
+    x = keras.layers.Dense(units, "relu", kernel_regularizer=keras.regularizers.L2(1e-4))(x)
+    return keras.Model({"points": points, "ones": ones}, keras.layers.Dense(classes)(x), name="net")
+
+
+@keras.saving.register_keras_serializable("test")
+class Net(keras.Model):
+    '''Subclassed, built by its first call, compiled with metrics of its own.'''
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden, self.out = keras.layers.Dense(16, "tanh"), keras.layers.Dense(1, activation="sigmoid")
+
+    def call(self, inputs):
+        return self.out(self.hidden(keras.ops.square(inputs["points"])))
+
+
+def compiled():
+    model = Net(name="compiled")
+    model.compile(loss="binary_crossentropy", metrics=["binary_accuracy", keras.metrics.AUC(name="auc")])
+    return model
+
+
+def note(path):
+    return keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: open(path, "a").write(f"{epoch} {sorted(logs)}\\n")
+    )
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "my_project.py").write_text(textwrap.dedent(PROJECT))
+    return tmp_path
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_run_leaves_behind(backend, tmp_path):
+    out = trainer(
+        f"--backend={backend}",
+        f"--run_dir={tmp_path}",
+        "--steps=60",
+        "--log_every=10",
+        "--profile_steps=20,30",
+        "--schedule=cosine(warmup_steps=10)",
+    ).stdout
+    for word in ("batch  64 examples", "tensorboard --logdir", "compiled", "100%  step 60/60", "final", "evaluate"):
+        assert word in out
+    board = EventAccumulator(str(tmp_path / "tensorboard"), {"tensors": 0}).Reload()
+    tags = board.Tags()
+    assert {"loss/train", "accuracy/train", "loss/validation", "learning_rate"} <= set(tags["tensors"])
+    assert {"performance/examples_per_second", "performance/data_wait", "run/flags", "run/environment"} <= set(
+        tags["tensors"]
+    )
+    assert tags["graph"]
+    logged = lines(tmp_path)
+    points = {e.step: float(e.tensor_proto.float_val[0]) for e in board.Tensors("loss/train")}
+    assert points == pytest.approx({line["step"]: line["loss"] for line in logged})
+    rates = {line["step"]: line["learning_rate"] for line in logged}
+    assert rates[10] == pytest.approx(1e-3) and rates[60] == pytest.approx(0, abs=1e-9)
+    assert list((tmp_path / "tensorboard").rglob("*.xplane.pb")), "no profiler trace"
+    flags = (tmp_path / "run.flags").read_text().splitlines()
+    assert "--steps=60" in flags
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_noise(backend, tmp_path):
+    assert trainer(f"--backend={backend}", "--steps=40", f"--run_dir={tmp_path}").stderr == ""
+
+
+def test_evaluate_and_export(project):
+    flags = ("--dataset=my_project:data", "--model=my_project:net", "--run_dir=run", "--epochs=5")
+    trainer("--strategy=device_mesh", "--devices=2", *flags, cwd=project)
+    final = summary(project / "run")["final"]
+    assert final["test_accuracy"] > 0.9
+    for elsewhere in ((), ("--strategy=mirrored", "--devices=3"), ("--backend=tensorflow",)):
+        out = trainer("evaluate", "--run_dir=run", *elsewhere, cwd=project).stdout
+        found = json.loads(out.splitlines()[-1])
+        assert found["test_accuracy"] == pytest.approx(final["test_accuracy"], abs=1e-7)
+        assert found["test_loss"] == pytest.approx(final["test_loss"], rel=1e-5)
+    out = trainer("export", "--run_dir=run", cwd=project).stdout
+    assert "agree with the model" in out
+    assert (project / "run" / "export" / "model.keras").exists()
+    assert (project / "run" / "export" / "saved_model" / "saved_model.pb").exists()
+
+
+def test_own_compiled_model_and_weights(project):
+    """A subclassed model's own loss and metrics, example weights, 2,000 examples in batches of 48."""
+    runs = []
+    for strategy in (["--backend=tensorflow"], ["--strategy=mirrored", "--devices=2"]):
+        runs.append(project / f"run{len(runs)}")
+        trainer(
+            *strategy,
+            "--dataset=my_project:weighted",
+            "--model=my_project:compiled",
+            "--replicas=2",
+            "--global_batch=48",
+            "--steps=80",
+            "--log_every=1",
+            f"--run_dir={runs[-1]}",
+            cwd=project,
+        )
+    assert deviation(curve(runs[0]), curve(runs[1])) <= 1e-5
+    final = summary(runs[0])["final"]
+    assert {"test_binary_accuracy", "test_auc", "auc"} <= final.keys()
+    # 250 of the 501 evaluation examples have weight 1: the accuracy is a share of those.
+    assert (final["test_binary_accuracy"] * 250) == pytest.approx(round(final["test_binary_accuracy"] * 250), abs=1e-3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_keras_callbacks(backend, project):
+    trainer(
+        f"--backend={backend}",
+        "--dataset=my_project:data",
+        "--model=my_project:net",
+        "--epochs=30",
+        "--learning_rate=0.02",
+        "--validation_fraction=0.2",
+        "--callbacks=ReduceLROnPlateau(patience=1, factor=0.5, min_delta=0.5)",
+        "--callbacks=EarlyStopping(patience=4, min_delta=0.5)",
+        "--callbacks=my_project:note(path='notes.txt')",
+        "--run_dir=run",
+        cwd=project,
+    )
+    logged = lines(project / "run")
+    rates = [line["learning_rate"] for line in logged]
+    assert rates[0] == pytest.approx(0.02) and rates[-1] < 0.011
+    assert summary(project / "run")["status"] == "stopped by a callback"
+    assert logged[-1]["step"] < 30 * 25
+    notes = (project / "notes.txt").read_text().splitlines()
+    assert notes[0] == "0 ['accuracy', 'learning_rate', 'loss', 'val_accuracy', 'val_loss']"
+    assert len(notes) == sum("val_loss" in line for line in logged)
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "device_mesh"])
+@pytest.mark.parametrize("precision", ["bfloat16", "mixed_bfloat16", "mixed_float16"])
+def test_precisions(strategy, precision, tmp_path):
+    trainer(
+        f"--strategy={strategy}",
+        "--devices=2",
+        f"--precision={precision}",
+        f"--run_dir={tmp_path}",
+        "--epochs=10",
+        "--replicas=4",
+    )
+    # Weights of 8 significant bits lose updates of less than 1/256 of themselves.
+    least = 0.7 if precision == "bfloat16" else 0.9
+    assert summary(tmp_path)["final"]["test_accuracy"] > least
+
+
+@pytest.mark.parametrize("cache", ["memory", "cache.bin"])
+def test_a_cache_changes_nothing(cache, tmp_path):
+    flags = ("--dataset=synthetic(examples=500)", "--steps=30", "--log_every=1")
+    trainer(*flags, "--run_dir=plain", cwd=tmp_path)
+    for run_dir in ("first", "second"):  # the second finds the file
+        trainer(*flags, f"--cache={cache}", f"--run_dir={run_dir}", cwd=tmp_path)
+        assert curve(tmp_path / run_dir) == curve(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd(momentum=0.9)", "adamw(weight_decay=0.01, global_clipnorm=1.0)"])
+def test_optimizers_agree_across_backends(optimizer, tmp_path, initial_state):
+    start = initial_state("--strategy=device_mesh")
+    curves = []
+    for strategy in (["--strategy=device_mesh", "--devices=2"], ["--strategy=mirrored", "--devices=2"]):
+        trainer(
+            *strategy,
+            f"--optimizer={optimizer}",
+            "--learning_rate=0.003",
+            "--schedule=linear(warmup_steps=20)",
+            f"--initialize_from={start}",
+            "--steps=60",
+            "--log_every=1",
+            f"--run_dir={tmp_path / strategy[0][11:]}",
+        )
+        curves.append(curve(tmp_path / strategy[0][11:]))
+    assert deviation(*curves) <= 1e-4
