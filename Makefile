@@ -45,7 +45,8 @@ types: install  ## types alone
 	$(VENV)/bin/mypy
 
 bench: install  ## the overhead of a step beside Keras's own fit, interleaved
-	$(RUN) benchmarks/step_time.py $(ARGS)
+	$(RUN) benchmarks/step_time.py tensorflow $(ARGS)
+	$(RUN) benchmarks/step_time.py jax $(ARGS)
 
 clean:  ## remove the environment and the caches, not the runs
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache *.egg-info
