@@ -85,4 +85,5 @@ def _leave(code: int) -> NoReturn:
 
 if __name__ == "__main__":
     define_flags()
+    flags.adopt_module_key_flags(sys.modules["trainer.config"])  # --help lists them
     app.run(_run, flags_parser=lambda argv: _guarded(parse, argv))
