@@ -71,12 +71,13 @@ def test_fashion_mnist_curves(optimizer, across_backends, tmp_path, keras_home, 
     """The first 100 steps of all six strategies, from one saved initial state."""
     data = ("--dataset=fashion_mnist", "--model=mlp", f"--optimizer={optimizer}", "--learning_rate=0.001")
     start = initial_state(*data, KERAS_HOME=keras_home)
-    flags = (*data, f"--initialize_from={start}", "--steps=100", "--log_every=1", "--evaluate_every=never")
-    tensorflow = run_each(TENSORFLOW, tmp_path, *flags, KERAS_HOME=keras_home)
-    jax = run_each(JAX, tmp_path, *flags, KERAS_HOME=keras_home)
-    agree(tensorflow, SAME_BACKEND)
-    agree(jax, SAME_BACKEND)
-    agree([tensorflow[0], *jax], across_backends)
+    flags = (*data, f"--initialize_from={start}", "--steps=100", "--log_every=1")
+    # One run, hence one number of logical replicas on all devices.
+    agree(run_each(TENSORFLOW, tmp_path / "shared", *flags, "--replicas=4", KERAS_HOME=keras_home), SAME_BACKEND)
+    agree(run_each(JAX, tmp_path / "shared", *flags, "--replicas=4", KERAS_HOME=keras_home), SAME_BACKEND)
+    # Across the backends every sum is rounded otherwise. See docs/decisions.md on what a relu makes of that.
+    one_device = [TENSORFLOW[0], JAX[0]]
+    agree(run_each(one_device, tmp_path, *flags, "--replicas=1", KERAS_HOME=keras_home), across_backends)
 
 
 @pytest.mark.parametrize("strategy", TENSORFLOW + JAX, ids=lambda s: "-".join(f.partition("=")[2] for f in s))

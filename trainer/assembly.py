@@ -10,7 +10,7 @@ from input_pipeline import cache, dataset
 from input_pipeline.dataset import Dataset
 from input_pipeline.pipeline import Pipeline, block_steps
 from input_pipeline.source import DataError, Source
-from trainer import plugins, strategies
+from trainer import backend, plugins, strategies
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.program import Program
@@ -85,7 +85,8 @@ def assemble(config: Config, recorded_replicas: int = 0, training: bool = True) 
       UserError: something in the flags can't be had or doesn't fit.
     """
     data = load_dataset(config)
-    strategy = strategies.create(config, keras.config.backend())
+    with backend.quiet():  # TensorFlow looks for GPUs, and complains of each way in which there are none
+        strategy = strategies.create(config, keras.config.backend())
     replicas = recorded_replicas or config.replicas or strategy.devices
     if not training and replicas % strategy.devices:
         replicas = strategy.devices

@@ -67,7 +67,9 @@ def quiet() -> Iterator[None]:
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as held_back:
         os.dup2(held_back.fileno(), 2)
-        noise = re.compile(rb"[IW]\d{4} |WARNING: All log messages before absl|\d{4}-\d\d-\d\d .*: [IW] ")
+        noise = re.compile(
+            rb"[IW]\d{4} |E\d{4} .*cuInit|WARNING: All log messages before absl|\d{4}-\d\d-\d\d .*: [IW] "
+        )
         try:
             yield
         except BaseException:

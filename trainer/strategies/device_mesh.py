@@ -15,6 +15,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import keras
 import numpy as np
+import tensorflow as tf
 from jax.sharding import NamedSharding, PartitionSpec
 
 from input_pipeline.pipeline import Batch, Pipeline
@@ -32,6 +33,7 @@ _BY_DEVICE = PartitionSpec("data")  # (R, ...), one device's own value each
 def create(config: Config) -> "DeviceMesh":
     """A mesh of real devices, or of virtual CPUs where those are too few."""
     wanted = 1 if config.strategy == "one_device" else config.devices
+    tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data here; the GPUs are JAX's
     # Takes effect because no JAX device has been asked for yet; costs nothing if accelerators are used.
     jax.config.update("jax_num_cpu_devices", max(1, wanted))
     real = [d for d in jax.devices() if d.platform != "cpu"]
