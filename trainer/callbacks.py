@@ -52,10 +52,13 @@ def state(callbacks: keras.callbacks.CallbackList) -> list[dict[str, Any]]:
     ]
 
 
-def restore(callbacks: keras.callbacks.CallbackList, saved: list[dict[str, Any]] | None) -> None:
-    """Gives the callbacks back what they remembered, if they are still the same ones."""
-    if saved is None or len(saved) != len(callbacks.callbacks):
-        return
-    for callback, attributes in zip(callbacks.callbacks, saved, strict=True):
-        if attributes.keys() <= vars(callback).keys():
-            vars(callback).update(attributes)
+def restore(callbacks: keras.callbacks.CallbackList, saved: list[dict[str, Any]] | None) -> bool:
+    """Gives the callbacks back what they remembered; False, and nothing done, if they are other ones."""
+    if saved is None:
+        return True
+    pairs = list(zip(callbacks.callbacks, saved, strict=False))
+    if len(saved) != len(callbacks.callbacks) or any(a.keys() - vars(c).keys() for c, a in pairs):
+        return False
+    for callback, attributes in pairs:
+        vars(callback).update(attributes)
+    return True

@@ -120,7 +120,8 @@ class Recovery:
             "stopped": stopped,
         }
         self._committed = False
-        self.check_finite(totals)
+        self.check_loss(totals)
+        self._check_variables()
         if metrics:
             self._when_best.on_epoch_end(self._program.step, metrics)
         if due and not self._committed:
@@ -139,11 +140,14 @@ class Recovery:
         """'step' and metrics of the best evaluation; {} before the first."""
         return self._best
 
-    def check_finite(self, totals: Totals) -> None:
-        """Raises UserError if a loss or a variable is not finite: such a state is never saved."""
+    def check_loss(self, totals: Totals) -> None:
+        """Raises UserError if a loss was not finite, naming the step."""
         step = int(keras.ops.convert_to_numpy(totals.nonfinite))
         if step != NEVER:
             raise self._not_finite(f"the loss was not finite at step {step + 1}")
+
+    def _check_variables(self) -> None:
+        """Raises UserError if a variable is not finite: such a state is never saved."""
         for path, variable in self._program.variables.items():
             value = keras.ops.convert_to_numpy(variable.value)
             if not np.issubdtype(value.dtype, np.integer) and not np.isfinite(value.astype(np.float32)).all():

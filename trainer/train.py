@@ -70,7 +70,8 @@ class Training:
         self._reporting.define(printout.texts(parts), parts.program.model, config.definition())
         self._callbacks = keras_callbacks.create(config.callbacks, parts.program.model)
         self._callbacks.on_train_begin()
-        keras_callbacks.restore(self._callbacks, restored.callbacks)
+        if not keras_callbacks.restore(self._callbacks, restored.callbacks):
+            self._reporting.say("the callbacks are not those of the checkpoint: they start with no memory of the run")
         self._callbacks.on_epoch_begin(self.clock.epochs_ended(self.step))
         self._validation: dict[str, float] = {}
         self._tracing = False
@@ -104,7 +105,7 @@ class Training:
         if due & {"log", "evaluate", "epoch"} or last:
             with self._ledger("step"):
                 metrics = self._parts.program.objective.results(self._totals)
-                self._recovery.check_finite(self._totals)
+                self._recovery.check_loss(self._totals)
         if "evaluate" in due or last:
             evaluation = self._evaluate()
         if metrics:
