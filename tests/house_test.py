@@ -42,6 +42,7 @@ FLAGS = [
     "devices",
     "epochs",
     "evaluate_every",
+    "exact",
     "global_batch",
     "initialize_from",
     "keep",

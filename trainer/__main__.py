@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     if verb == "export":
         # A SavedModel is TensorFlow's format, and a checkpoint restores on either backend.
         config = dataclasses.replace(config, strategy="one_device", backend="tensorflow", devices=0)
-    backend.prepare(backend.choose(config))
+    backend.prepare(backend.choose(config), config.exact)
     with backend.quiet():
         module = importlib.import_module(f"trainer.{verb}")
     return int(module.run(config))

@@ -44,9 +44,16 @@ def choose(config: Config) -> str:
     return config.backend or environment or possible[0]
 
 
-def prepare(backend: str) -> None:
-    """Sets the environment that the frameworks read at import. What the user has set stays."""
+def prepare(backend: str, exact: bool = False) -> None:
+    """Sets the environment that the frameworks read at import. What the user has set stays.
+
+    Args:
+      backend: of Keras.
+      exact: whether a GPU may only use algorithms that give the same bits each time.
+    """
     os.environ["KERAS_BACKEND"] = backend
+    if exact:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
     if not _verbose():
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

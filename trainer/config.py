@@ -60,6 +60,11 @@ class Config:
         "Logical replicas that share a global batch; more than devices accumulates gradients. "
         "0: the devices of the first launch, recorded with the run.",
     )
+    exact: bool = _flag(
+        False,
+        "Equal bits for every number of devices that divides --replicas, on accelerators too. Virtual CPU "
+        "devices add in that order anyhow.",
+    )
     steps: int = _flag(-1, "Steps of the whole run. -1: by --epochs.")
     epochs: float = _flag(0.0, "Passes over the training examples. 0: by --steps; 15 if neither is given.")
     initialize_from: str = _flag(
@@ -148,7 +153,7 @@ class Config:
         """The flags that make the run what it is, wherever and however often it is started."""
         names = (
             "model dataset validation_fraction optimizer learning_rate schedule precision seed "
-            "global_batch replicas initialize_from"
+            "global_batch replicas exact initialize_from"
         )
         definition = {name: getattr(self, name) for name in names.split()}
         if not self.schedule.startswith("constant"):
@@ -185,6 +190,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     define: dict[type, Any] = {
         str: flags.DEFINE_string,
         int: flags.DEFINE_integer,
+        bool: flags.DEFINE_bool,
         float: flags.DEFINE_float,
         tuple: flags.DEFINE_multi_string,
     }

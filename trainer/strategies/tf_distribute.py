@@ -23,6 +23,8 @@ def create(config: Config) -> "TFDistribute":
     # It rewrites sums and products after the graph around them, so that the same step would be
     # rounded differently on one device and on two.
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    if config.exact:
+        tf.config.experimental.enable_op_determinism()
     gpus = tf.config.list_physical_devices("GPU")
     wanted = 1 if config.strategy == "one_device" else config.devices or max(1, len(gpus))
     if len(gpus) >= wanted:
@@ -35,8 +37,10 @@ def create(config: Config) -> "TFDistribute":
         names = [f"CPU:{i}" for i in range(wanted)]
         description = "1 CPU" if wanted == 1 else f"{wanted} virtual CPU devices (this machine has {len(gpus)} GPUs)"
     if config.strategy == "one_device":
-        return TFDistribute(tf.distribute.OneDeviceStrategy(names[0]), f"{description}, OneDeviceStrategy")
-    return TFDistribute(tf.distribute.MirroredStrategy(names), f"{description}, MirroredStrategy")
+        strategy = tf.distribute.OneDeviceStrategy(names[0])
+    else:
+        strategy = tf.distribute.MirroredStrategy(names)
+    return TFDistribute(strategy, f"{description}, {type(strategy).__name__}", config.exact)
 
 
 class TFDistribute(Strategy):
@@ -45,14 +49,15 @@ class TFDistribute(Strategy):
     Args:
       strategy: the tf.distribute strategy.
       description: its devices in words.
+      exact: whether sums follow the tree on accelerators, too.
     """
 
-    def __init__(self, strategy: "tf.distribute.Strategy", description: str) -> None:
+    def __init__(self, strategy: "tf.distribute.Strategy", description: str, exact: bool) -> None:
         self._strategy = strategy
         self.devices = strategy.num_replicas_in_sync
         # Adding in the tree's order makes the bits independent of the devices. Virtual devices are there
         # to show just that, and lose no fast interconnect by it.
-        self._in_tree_order = all("CPU" in device for device in strategy.extended.worker_devices)
+        self._in_tree_order = exact or all("CPU" in device for device in strategy.extended.worker_devices)
         self.description = description
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -117,30 +122,30 @@ class TFDistribute(Strategy):
 
     def _evaluate_step(self, block: Block, i: Any) -> Sums:
         sums = self._local_sums(block, i, training=False)
-        return self._sum_over_devices(sums._replace(state=[]))
+        return self._sum_over_devices([s._replace(state=[]) for s in sums])
 
-    def _local_sums(self, block: Block, i: Any, training: bool) -> Sums:
-        """Sums over this device's logical replicas, by the tree."""
+    def _local_sums(self, block: Block, i: Any, training: bool) -> list[Sums]:
+        """The nodes of the tree that this device's logical replicas add up to."""
         batch = tf.nest.map_structure(lambda a: a[i], block)
-        n = self._local_replicas
         leaf = self._gradient_sums if training else self._forward_sums
-        if n == 1:
-            return leaf(_at(batch, 0))
-        # The nodes of the tree are loop variables; the leaf's carries pick the branch.
+        g = Tree.node_size(self._local_replicas)
+        m = self._local_replicas // g
         nothing = self._objective.no_sums(gradients=training)
         flat = tf.nest.flatten(nothing)
-        levels = Tree.levels(n)
 
-        def body(r: Any, nodes: list[Any]) -> Any:
-            value = tf.nest.flatten(leaf(_at(batch, r)))
-            carries = tf.reduce_sum(
-                tf.math.cumprod(tf.bitwise.bitwise_and(tf.bitwise.right_shift(r, tf.range(levels)), 1))
-            )
-            branches = [lambda c=c: Tree.push(nodes, value, c, _add) for c in range(levels)]
-            return r + 1, tf.switch_case(carries, branches)
+        def node(first: Any) -> list[Any]:
+            return _node(lambda r: tf.nest.flatten(leaf(_at(batch, first + r))), g, flat)
 
-        _, nodes = tf.while_loop(lambda r, nodes: r < n, body, (tf.constant(0), [flat] * levels), parallel_iterations=1)
-        return tf.nest.pack_sequence_as(nothing, Tree.root(nodes, n, _add))
+        if m == 1:
+            return [tf.nest.pack_sequence_as(nothing, node(0))]
+        found = [tf.TensorArray(t.dtype, m, element_shape=t.shape) for t in flat]
+
+        def add_node(j: Any, found: list[Any]) -> Any:
+            return j + 1, [array.write(j, t) for array, t in zip(found, node(j * g), strict=True)]
+
+        _, found = tf.while_loop(lambda j, _: j < m, add_node, (tf.constant(0), found), parallel_iterations=1)
+        stacked = tf.nest.pack_sequence_as(nothing, [array.stack() for array in found])
+        return [tf.nest.map_structure(lambda a, j=j: a[j], stacked) for j in range(m)]
 
     def _forward_sums(self, batch: Batch) -> Sums:
         trainable, state = self._read_variables()
@@ -160,20 +165,37 @@ class TFDistribute(Strategy):
         trainable = [tf.convert_to_tensor(v) for v in self._program.model.trainable_variables]
         return trainable, [tf.convert_to_tensor(v) for v in self._objective.state_variables]
 
-    def _sum_over_devices(self, sums: Sums) -> Sums:
-        """Sums over all devices, in one all-reduce of one vector."""
+    def _sum_over_devices(self, local: list[Sums]) -> Sums:
+        """Sums over all devices, of one vector."""
         if self.devices == 1:
-            return sums
-        flat = tf.nest.flatten(sums)
-        packed = tf.concat([tf.reshape(t, [-1]) for t in flat], 0)
+            packed = Tree.add_up([tf.nest.flatten(sums) for sums in local], _add)
+            return tf.nest.pack_sequence_as(local[0], packed)
+        vectors = [tf.concat([tf.reshape(t, [-1]) for t in tf.nest.flatten(sums)], 0) for sums in local]
         context = tf.distribute.get_replica_context()
         if self._in_tree_order:
-            packed = context.merge_call(_add_in_tree_order, (packed,))
+            packed = context.merge_call(_add_in_tree_order, (vectors,))
         else:
-            packed = context.all_reduce(tf.distribute.ReduceOp.SUM, packed)
+            packed = context.all_reduce(tf.distribute.ReduceOp.SUM, Tree.add_up(vectors, tf.add))
+        flat = tf.nest.flatten(local[0])
         parts = tf.split(packed, [t.shape.num_elements() for t in flat])
         whole = [tf.reshape(part, t.shape) for part, t in zip(parts, flat, strict=True)]
-        return tf.nest.pack_sequence_as(sums, whole)
+        return tf.nest.pack_sequence_as(local[0], whole)
+
+
+def _node(leaf: Callable[[Any], list[Any]], leaves: int, nothing: list[Any]) -> list[Any]:
+    """The sum of a power of two of leaves, by the tree; its nodes are the variables of a loop."""
+    if leaves == 1:
+        return leaf(0)
+    levels = leaves.bit_length()
+
+    def add_leaf(r: Any, nodes: list[Any]) -> Any:
+        value = leaf(r)
+        carries = tf.reduce_sum(tf.math.cumprod(tf.bitwise.bitwise_and(tf.bitwise.right_shift(r, tf.range(levels)), 1)))
+        branches = [lambda c=c: Tree.push(nodes, value, c, _add) for c in range(levels)]
+        return r + 1, tf.switch_case(carries, branches)
+
+    loop = (tf.constant(0), [nothing] * levels)
+    return tf.while_loop(lambda r, nodes: r < leaves, add_leaf, loop, parallel_iterations=1)[1][-1]
 
 
 def _repeat(count: Any, one: Callable[[Any, Totals], tuple[Any, Totals]], totals: Totals) -> Totals:
@@ -189,13 +211,10 @@ def _add(a: list[Any], b: list[Any]) -> list[Any]:
     return [x + y for x, y in zip(a, b, strict=True)]
 
 
-def _add_in_tree_order(strategy: Any, per_device: Any) -> Any:
-    """Pairs, then pairs of pairs, on the first device; every device reads the result."""
-    nodes = list(strategy.experimental_local_results(per_device))
-    while len(nodes) > 1:
-        pairs = [a + b for a, b in zip(nodes[::2], nodes[1::2], strict=False)]
-        nodes = pairs + nodes[2 * len(pairs) :]
-    return nodes[0]
+def _add_in_tree_order(strategy: Any, vectors: list[Any]) -> Any:
+    """The tree over all devices' nodes, on the first device; every device reads the result."""
+    per_device = zip(*map(strategy.experimental_local_results, vectors), strict=True)
+    return Tree.add_up([node for nodes in per_device for node in nodes], tf.add)
 
 
 def _assign(variables: list[Any], values: list[Any]) -> None:

@@ -1,0 +1,71 @@
+"""text: local files as sequences of bytes; without any named, the Python standard library's own sources."""
+
+import glob
+import pathlib
+import sysconfig
+
+import numpy as np
+import numpy.typing as npt
+
+from input_pipeline.dataset import Dataset
+from input_pipeline.source import DataError, Example, Source, Subset
+
+
+class Windows:
+    """Windows of a text: x is `context` bytes, y the byte after each of them.
+
+    Args:
+      text: uint8 (bytes,).
+      context: bytes of a window; neighbouring windows do not overlap.
+    """
+
+    def __init__(self, text: npt.NDArray[np.uint8], context: int) -> None:
+        self.text, self.context = text, context
+
+    def __len__(self) -> int:
+        return (len(self.text) - 1) // self.context
+
+    def read(self, ids: npt.NDArray[np.int64]) -> Example:
+        windows = self.text[ids[:, None] * self.context + np.arange(self.context + 1)].astype(np.int32)
+        return windows[:, :-1], windows[:, 1:]
+
+
+def load(
+    data_dir: str = "",
+    files: str = "**/*.py",
+    context: int = 128,
+    held_out: int = 20,
+    evaluation_examples: int = 512,
+) -> Dataset:
+    """Every `held_out`-th file is for evaluation; files are joined, with a zero byte between.
+
+    Args:
+      data_dir: directory that `files` are looked for in; the standard library's if it is empty.
+      files: a glob; ** takes directories of any depth.
+      context: bytes of an example.
+      held_out: one file in so many is held out.
+      evaluation_examples: number of windows taken from the held-out files, spread over them.
+
+    Returns:
+      x and y int32 (context,), 256 classes.
+
+    Raises:
+      DataError: no files, or too short ones.
+    """
+    root = pathlib.Path(data_dir or sysconfig.get_path("stdlib"))
+    found = sorted(p for p in glob.glob(files, root_dir=root, recursive=True) if "site-packages" not in p)
+    paths = [root / p for p in found if (root / p).is_file()]
+    if len(paths) < 2:
+        raise DataError(f"{len(paths)} files match {files!r} in {root}; one is to train on, one to evaluate on")
+    evaluation = paths[:: max(2, held_out)]
+    train = [p for i, p in enumerate(paths) if i % max(2, held_out)]
+    windows = Windows(_joined(evaluation), context)
+    if not len(windows):
+        raise DataError(f"the held-out files, {evaluation[0]} and so on, have fewer bytes than --context={context}")
+    ids = np.unique(np.linspace(0, len(windows) - 1, evaluation_examples).astype(np.int64))
+    held: Source = Subset(windows, ids)
+    return Dataset(Windows(_joined(train), context), held, classes=256)
+
+
+def _joined(paths: list[pathlib.Path]) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(b"\0".join(p.read_bytes() for p in paths), np.uint8)

@@ -1,0 +1,198 @@
+"""Compiled steps on JAX where every device has all variables: a fast loop, and an exact one.
+
+Legend of shapes: K steps of a block, V logical replicas, R devices, n = V / R replicas of one device,
+b examples of a replica, N floats in all Sums of a replica.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from input_pipeline.pipeline import Batch
+from trainer.step import Sums, Totals, Tree, Values, add_step
+from trainer.strategies.base import Block
+
+_REPLICATED = PartitionSpec()
+_BY_REPLICA = PartitionSpec(None, "data")  # (K, V, ...)
+_BY_DEVICE = PartitionSpec("data")  # (R, ...), one device's own value each
+_CHUNK = 2**20  # floats that a device gathers from all others at a time
+
+Leaf = Callable[[Values, Batch], Sums]  # (values, one replica's batch) -> Sums
+Update = Callable[[Values, Sums], Values]  # (values, complete Sums) -> new values
+
+
+class FastLoop:
+    """All steps of a call in one program; devices add by the backend's all-reduce.
+
+    Args:
+      mesh: one axis, data, of R devices.
+      replicas: V.
+      leaf: what a logical replica computes.
+      update: what follows from the sums; None: the values stay, and are returned as None.
+    """
+
+    def __init__(self, mesh: jax.sharding.Mesh, replicas: int, leaf: Leaf, update: Update | None) -> None:
+        self._mesh, self._leaf, self._update = mesh, leaf, update
+        in_specs = (_REPLICATED, _REPLICATED, _BY_REPLICA, *[_REPLICATED] * 3)
+        mapped = jax.shard_map(self._steps, mesh=mesh, in_specs=in_specs, out_specs=_REPLICATED, check_vma=False)
+        self.program = jax.jit(mapped, donate_argnums=(0,) if update else ())
+
+    def __call__(
+        self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
+    ) -> tuple[Values | None, Totals]:
+        # Fresh totals and those of an earlier call must look alike, or JAX compiles twice.
+        totals = jax.device_put(totals, NamedSharding(self._mesh, _REPLICATED))
+        return self.program(values, totals, block, *map(np.int32, (first, count, step)))
+
+    # What follows runs on one device.
+
+    def _steps(self, values: Values, totals: Totals, block: Block, first: Any, count: Any, step: Any) -> Any:
+        def one(i: Any, carry: tuple[Values, Totals]) -> tuple[Values, Totals]:
+            values, totals = carry
+            sums = jax.lax.psum(self._local_sums(values, _at(block, first + i)), "data")
+            return self._update(values, sums) if self._update else values, add_step(totals, sums, step + i)
+
+        # The number of turns is not known to the compiler: one program for any.
+        values, totals = jax.lax.fori_loop(0, count, one, (values, totals))
+        return (values if self._update else None), totals
+
+    def _local_sums(self, values: Values, batches: Batch) -> Sums:
+        """Sums over this device's logical replicas, one after the other."""
+
+        def add_leaf(sums: Sums, batch: Batch) -> tuple[Sums, None]:
+            return jax.tree.map(jnp.add, sums, self._leaf(values, batch)), None
+
+        first = self._leaf(values, _at(batches, 0))
+        return jax.lax.scan(add_leaf, first, jax.tree.map(lambda a: a[1:], batches))[0]
+
+
+class ExactLoop:
+    """Sums in the order of the tree, and the same programs on any number of devices, hence the same bits.
+
+    XLA compiles a program for one device and a partitioned one differently, and a loop of one turn
+    otherwise than one of four. So the programs here are for a single device, see neither R nor n, and
+    are called on each device in turn; a program of its own, that only moves and adds, carries the
+    sums between devices.
+
+    Args:
+      mesh, replicas, leaf, update: as in FastLoop.
+    """
+
+    def __init__(self, mesh: jax.sharding.Mesh, replicas: int, leaf: Leaf, update: Update | None) -> None:
+        self._mesh, self._leaf, self._update = mesh, leaf, update
+        self._on_cpu = mesh.devices.flat[0].platform == "cpu"
+        self._devices = mesh.devices.size
+        local = replicas // self._devices
+        self._node_size = Tree.node_size(local)  # leaves of each node of a device's
+        self._local_nodes = local // self._node_size
+        self._sums: Any = None  # the structure of Sums
+        self._one_leaf = jax.jit(lambda values, batch: jax.flatten_util.ravel_pytree(self._leaf(values, batch))[0])
+        self._cut = jax.jit(_at)
+        self._finish = jax.jit(self._finish_step, donate_argnums=(0,) if update else ())
+
+    def __call__(
+        self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
+    ) -> tuple[Values | None, Totals]:
+        if self._sums is None:
+            batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
+            self._sums = jax.eval_shape(self._leaf, values, batch)
+        whole = NamedSharding(self._mesh, _REPLICATED)
+        on_devices = [
+            list(parts)
+            for parts in zip(
+                _per_device(values), _per_device(jax.device_put(totals, whole)), _per_device(block), strict=True
+            )
+        ]
+        for i in range(count):
+            sums = self._exchange([self._local_sums(values, block, first + i) for values, _, block in on_devices])
+            for parts, total in zip(on_devices, sums, strict=True):
+                parts[:2] = self._finish(*parts[:2], total, np.int32(step + i))
+            self._settle([parts[1] for parts in on_devices])
+        new_values, totals = (_joined(whole, part) for part in list(zip(*on_devices, strict=True))[:2])
+        return new_values if self._update else None, totals
+
+    def _settle(self, result: Any) -> None:
+        """Waits, where devices are virtual: they share threads, so that a collective in flight beside
+        another program deadlocks."""
+        if self._on_cpu and self._devices > 1:
+            jax.block_until_ready(result)
+
+    def _local_sums(self, values: Values, block: Block, i: int) -> list[Any]:
+        """The nodes that one device's logical replicas add up to, each (N,)."""
+        found = []
+        for node in range(self._local_nodes):
+            nodes: list[Any] = [None] * self._node_size.bit_length()
+            for r in range(self._node_size):
+                batch = self._cut(block, np.int32(i), np.int32(node * self._node_size + r))
+                carries = (~r & (r + 1)).bit_length() - 1  # trailing ones
+                nodes = Tree.push(nodes, self._one_leaf(values, batch), carries, jnp.add)
+            found.append(nodes[-1])
+        return found
+
+    def _exchange(self, nodes: list[list[Any]]) -> list[Any]:
+        """The sum of all devices' nodes, (N,) on each device."""
+        if self._devices == 1:
+            return [Tree.add_up(nodes[0], jnp.add)]
+        self._settle(nodes)
+        local = NamedSharding(self._mesh, _BY_DEVICE)
+        joined = [_joined(local, [of_device[j] for of_device in nodes]) for j in range(self._local_nodes)]
+        return _per_device(self._sum_over_devices(joined))
+
+    @functools.cached_property
+    def _sum_over_devices(self) -> Any:
+        def sum_over_devices(nodes: list[Any]) -> Any:
+            if len(nodes) > 1 or self._devices & (self._devices - 1):
+                # The tree runs across the devices: each adds up all nodes, a chunk at a time.
+                cuts = np.arange(_CHUNK, nodes[0].size, _CHUNK)
+                return jnp.concatenate([add_up(*chunks) for chunks in zip(*(jnp.split(n, cuts) for n in nodes))])
+            # Partners at distance 1, 2, 4 ... exchange their sums: pairs, then pairs of pairs. Both
+            # add the same two numbers, and IEEE addition commutes, so all devices have the same bits.
+            total, distance = nodes[0], 1
+            while distance < self._devices:
+                total += jax.lax.ppermute(total, "data", [(d, d ^ distance) for d in range(self._devices)])
+                distance *= 2
+            return total
+
+        def add_up(*chunks: Any) -> Any:
+            gathered = jax.lax.all_gather(jnp.stack(chunks), "data")  # (R, nodes of a device, chunk)
+            return Tree.add_up(list(gathered.reshape(-1, *chunks[0].shape)), jnp.add)
+
+        specs = {"in_specs": _BY_DEVICE, "out_specs": _REPLICATED}
+        return jax.jit(jax.shard_map(sum_over_devices, mesh=self._mesh, check_vma=False, **specs))
+
+    def _finish_step(self, values: Values, totals: Totals, flat: Any, step: Any) -> tuple[Values, Totals]:
+        leaves, structure = jax.tree.flatten(self._sums)
+        parts = jnp.split(flat, np.cumsum([leaf.size for leaf in leaves])[:-1])
+        shaped = [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+        sums = jax.tree.unflatten(structure, shaped)
+        return self._update(values, sums) if self._update else values, add_step(totals, sums, step)
+
+
+def _at(block: Block, *index: Any) -> Batch:
+    """The part of a block at an index of its leading dims."""
+    return jax.tree.map(lambda a: a[index], block)
+
+
+def _per_device(tree: Any) -> list[Any]:
+    """Each device's own part of global arrays, as arrays of that device."""
+    leaves, structure = jax.tree.flatten(tree)
+    parts = zip(*([shard.data for shard in leaf.addressable_shards] for leaf in leaves), strict=True)
+    return [jax.tree.unflatten(structure, part) for part in parts]
+
+
+def _joined(sharding: NamedSharding, trees: Any) -> Any:
+    """Global arrays of each device's part: laid end to end, or one value that all have."""
+    sharded = sharding.spec != _REPLICATED
+    factor = len(sharding.mesh.devices.flat) if sharded else 1
+
+    def join(*parts: Any) -> Any:
+        shape = (parts[0].shape[0] * factor, *parts[0].shape[1:]) if sharded else parts[0].shape
+        return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
+
+    return jax.tree.map(join, *trees)
