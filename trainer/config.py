@@ -6,6 +6,7 @@ A field is declared once, with its default and its help; the absl flag is made f
 import dataclasses
 import hashlib
 import json
+import math
 import pathlib
 import shlex
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 from absl import flags
 
+from trainer import layouts
 from trainer.clock import Interval
 from trainer.errors import UserError
 
@@ -39,6 +41,12 @@ class Config:
         0,
         "Number of devices; virtual CPU devices where fewer real ones are there. "
         "0: all accelerators of this machine, or one CPU.",
+    )
+    mesh: str = _flag("", "Axes of the device mesh, for example data=2,model=4. Default: data alone, --devices long.")
+    layout: str = _flag(
+        "replicated",
+        "Where variables lie on the mesh: replicated, fsdp, a layout of the model's such as megatron, several "
+        "joined by +, a JSON list of [regex, axes], or my_pkg.my_module:rules.",
     )
     # What it computes: the run's definition.
     model: str = _flag("mlp", "Model: name(arg=value) or my_pkg.my_module:build(arg=value).")
@@ -117,7 +125,31 @@ class Config:
                 "contradicts --strategy=one_device",
                 "use --strategy=mirrored or --strategy=device_mesh, or --replicas to accumulate",
             )
+        self._check_mesh()
         self.profile_range()
+
+    def _check_mesh(self) -> None:
+        if self.strategy != "device_mesh":
+            for name in ("mesh", "layout"):
+                if getattr(self, name) not in ("", "replicated"):
+                    raise UserError(
+                        name,
+                        getattr(self, name),
+                        f"contradicts --strategy={self.strategy}, which has no mesh to lay variables on",
+                        "use --strategy=device_mesh",
+                    )
+        sizes = self.mesh_sizes()
+        if sizes and self.devices and self.devices != math.prod(sizes.values()):
+            raise UserError(
+                "devices",
+                self.devices,
+                f"contradicts --mesh={self.mesh}, which has {math.prod(sizes.values())}",
+                "drop --devices",
+            )
+
+    def mesh_sizes(self) -> dict[str, int]:
+        """Sizes of the axes of --mesh by name, data first; empty without --mesh."""
+        return layouts.parse_mesh(self.mesh) if self.mesh else {}
 
     def profile_range(self) -> tuple[int, int] | None:
         """(first, last) of --profile_steps, or None."""

@@ -1,7 +1,6 @@
 """What a run says of itself at its start and at its end, and the facts by which it is known again."""
 
 import importlib.metadata
-import math
 import pathlib
 import platform
 import re
@@ -55,8 +54,8 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
     v, r, b = program.replicas, strategy.devices, config.global_batch
     n = len(parts.dataset.train)
     versions = ", ".join(f"{k} {version}" for k, version in _versions().items() if k != "numpy")
-    variables = sum(_bytes(x) for x in program.variables.values())
-    gradients = sum(4 * math.prod(x.shape) for x in program.model.trainable_variables)
+    variables = sum(strategy.elements_on_device(x) * itemsize(x.dtype) for x in program.variables.values())
+    gradients = sum(4 * strategy.elements_on_device(x) for x in program.model.trainable_variables)
     parameters = program.model.count_params()
     lengths = [
         f"{len(source):,} {name}"
@@ -113,9 +112,10 @@ def ending(parts: Assembly, directory: pathlib.Path, summary: Mapping[str, Any])
     return "\n" + "\n".join(f"{name:>9}  {text}" for name, text in lines.items())
 
 
-def _bytes(variable: keras.Variable) -> int:
-    bits = re.search(r"\d+$", str(variable.dtype))
-    return math.prod(variable.shape) * (int(bits[0]) // 8 if bits else 1)
+def itemsize(dtype: Any) -> int:
+    """Bytes of an element."""
+    bits = re.search(r"\d+$", keras.backend.standardize_dtype(dtype))
+    return int(bits[0]) // 8 if bits else 1
 
 
 def _count(n: int, noun: str) -> str:

@@ -2,8 +2,11 @@
 
 import abc
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
+
+import keras
 
 from input_pipeline.pipeline import Batch, Pipeline
 from trainer.program import Program
@@ -15,7 +18,8 @@ Block = Any  # a pipeline's Batch, on the strategy's devices
 class Strategy(abc.ABC):
     """Runs steps of a Program on its devices and leaves the result in the program's Keras variables.
 
-    A strategy owns R devices; each computes V / R logical replicas one after another. It adds their
+    A strategy owns R devices (R shares of the data axis, where a mesh has other axes too); each computes
+    V / R logical replicas one after another. It adds their
     Sums (trainer/step.py) over all replicas and updates the variables once per step. Between two
     calls of `train`, the program's variables hold the run's state: whoever saves, evaluates, exports
     or looks, looks there.
@@ -40,6 +44,10 @@ class Strategy(abc.ABC):
         """The logical replicas that are fed apart: one range per local device."""
         n = replicas // self.devices
         return [range(d * n, (d + 1) * n) for d in range(self.devices)]
+
+    def elements_on_device(self, variable: keras.Variable) -> int:
+        """How many elements of a variable of the program one device holds: all, where nothing is sharded."""
+        return math.prod(variable.shape)
 
     @abc.abstractmethod
     def feed(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:

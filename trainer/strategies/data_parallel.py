@@ -163,8 +163,10 @@ class ExactLoop:
             gathered = jax.lax.all_gather(jnp.stack(chunks), "data")  # (R, nodes of a device, chunk)
             return Tree.add_up(list(gathered.reshape(-1, *chunks[0].shape)), jnp.add)
 
-        specs = {"in_specs": _BY_DEVICE, "out_specs": _REPLICATED}
-        return jax.jit(jax.shard_map(sum_over_devices, mesh=self._mesh, check_vma=False, **specs))
+        mapped = jax.shard_map(
+            sum_over_devices, mesh=self._mesh, in_specs=_BY_DEVICE, out_specs=_REPLICATED, check_vma=False
+        )
+        return jax.jit(mapped)
 
     def _finish_step(self, values: Values, totals: Totals, flat: Any, step: Any) -> tuple[Values, Totals]:
         leaves, structure = jax.tree.flatten(self._sums)

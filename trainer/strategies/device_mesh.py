@@ -1,11 +1,9 @@
-"""Keras on JAX: one device, or a keras.distribution.DeviceMesh whose data axis shares the logical replicas.
-
-One program per device (shard_map): it loops over its own logical replicas, then over steps. Legend of
-shapes: K steps of a block, V logical replicas, n = V / R of one device, b examples of a replica.
-"""
+"""Keras on JAX: one device, or a keras.distribution.DeviceMesh of a data axis and perhaps others."""
 
 import collections
 import contextlib
+import math
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,20 +15,23 @@ import tensorflow as tf
 from jax.sharding import NamedSharding, PartitionSpec
 
 from input_pipeline.pipeline import Batch, Pipeline
+from trainer import layouts, plugins
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.layouts import Layout
 from trainer.program import Program
 from trainer.step import Sums, Totals, Values, mean_gradients, mean_state
 from trainer.strategies.base import Block, Strategy
-from trainer.strategies.data_parallel import ExactLoop, FastLoop, Leaf
+from trainer.strategies.data_parallel import ExactLoop, FastLoop
+from trainer.strategies.sharded import Forward, Placing, ShardedLoop, over_replicas
 
-_REPLICATED = PartitionSpec()
 _BY_REPLICA = PartitionSpec(None, "data")  # (K, V, ...)
 
 
 def create(config: Config) -> "DeviceMesh":
     """A mesh of real devices, or of virtual CPUs where those are too few."""
-    wanted = 1 if config.strategy == "one_device" else config.devices
+    sizes = config.mesh_sizes()
+    wanted = 1 if config.strategy == "one_device" else math.prod(sizes.values()) if sizes else config.devices
     tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data here; the GPUs are JAX's
     # Takes effect because no JAX device has been asked for yet; costs nothing if accelerators are used.
     jax.config.update("jax_num_cpu_devices", max(1, wanted))
@@ -51,36 +52,57 @@ def create(config: Config) -> "DeviceMesh":
             f"JAX made {len(devices)} CPU devices only",
             "set XLA_FLAGS=--xla_force_host_platform_device_count before the start, or unset it",
         )
-    return DeviceMesh(devices, description, config.exact)
+    sizes = sizes or {"data": wanted}
+    return DeviceMesh(devices, description, sizes, layout_of(config, sizes), config.exact)
+
+
+def layout_of(config: Config, sizes: dict[str, int]) -> Layout:
+    """The layout that --layout names, perhaps from the model's module."""
+    build, _ = plugins.resolve(config.model, "model", "trainer.models", "build")
+    beside = getattr(sys.modules.get(getattr(build, "__module__", "")), "LAYOUTS", {})
+    layout = layouts.create(config.layout, beside, sizes)
+    if config.exact and (layout.shards or len(sizes) > 1):
+        raise UserError(
+            "exact",
+            True,
+            f"can't be held under --layout={config.layout} and --mesh={config.mesh}: where a product is "
+            "shared out over devices, XLA chooses the order in which it is added up",
+            "drop --exact, or use --layout=replicated and a mesh of the data axis alone",
+        )
+    return layout
 
 
 class DeviceMesh(Strategy):
-    """Synchronous data parallelism over the data axis of a keras.distribution.DeviceMesh.
+    """Synchronous training on a mesh: replicas over the data axis, variables as the layout says.
 
     Args:
       devices: JAX devices.
       description: the devices in words.
+      sizes: of the mesh's axes, data first.
+      layout: where variables go.
       exact: whether sums follow the tree on accelerators, too.
     """
 
-    def __init__(self, devices: list[jax.Device], description: str, exact: bool) -> None:
-        self.devices = len(devices)
-        self.description = f"{description}, DeviceMesh(data={self.devices})"
+    def __init__(
+        self, devices: list[jax.Device], description: str, sizes: dict[str, int], layout: Layout, exact: bool
+    ) -> None:
+        self.devices = sizes["data"]
+        shape = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
+        self.description = f"{description}, DeviceMesh({shape})"
+        self.layout, self._exact = layout, exact
         self._on_cpu = devices[0].platform == "cpu"
-        self._exact = exact
-        names = [f"{d.platform}:{d.id}" for d in devices]
-        self._mesh_of_keras = keras.distribution.DeviceMesh((self.devices,), ("data",), names)
-        self._mesh = jax.sharding.Mesh(np.array(devices), ("data",))
+        self._sharded = layout.shards or len(sizes) > 1
+        self.mesh = jax.sharding.Mesh(np.array(devices).reshape(*sizes.values()), tuple(sizes))
+        self._placing = Placing(self.mesh, layout)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        distribution = keras.distribution.DataParallel(self._mesh_of_keras, auto_shard_dataset=False)
-        return distribution.scope()
+        return self._placing.scope()
 
     def shares(self, replicas: int) -> list[range]:
         return [range(replicas)]  # JAX splits one array over its devices by itself
 
     def feed(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
-        sharding = NamedSharding(self._mesh, _BY_REPLICA)
+        sharding = NamedSharding(self.mesh, _BY_REPLICA)
         on_device = (jax.device_put(block, sharding) for block in pipeline.blocks(first_block))
         ahead: collections.deque[Block] = collections.deque()
         for block in on_device:  # one block's transfer overlaps the steps of the block before
@@ -91,23 +113,31 @@ class DeviceMesh(Strategy):
 
     def compile(self, program: Program) -> None:
         self._program = program
-        # Virtual devices are there to show that the devices don't matter, and lose no fast interconnect.
-        self._exact |= self._on_cpu and program.replicas > 1
-        self._objective = program.objective
-        self._replicas = program.replicas
         self._variables = Values(
             list(program.model.trainable_variables),
-            list(self._objective.state_variables),
+            list(program.objective.state_variables),
             list(program.optimizer.variables),
         )
-        whole = NamedSharding(self._mesh, _REPLICATED)
+        outputs = [f"{layer.path}/output" for layer in program.model._flatten_layers()]
+        self.layout.check_all_used([*program.variables, *outputs])
         for variable in jax.tree.leaves(self._variables):
-            variable.assign(jax.device_put(variable.value, whole))
-        self._loops: dict[bool, ExactLoop | FastLoop] = {}
+            variable.assign(jax.device_put(variable.value, self.sharding(variable)))
+        # Virtual devices are there to show that the devices don't matter, and lose no fast interconnect.
+        self._exact |= self._on_cpu and program.replicas > 1
+        self._loops: dict[bool, ExactLoop | FastLoop | ShardedLoop] = {}
+
+    def sharding(self, variable: keras.Variable) -> NamedSharding:
+        """Where a variable of the program lies."""
+        given = getattr(variable, "_layout", None)
+        return given if isinstance(given, NamedSharding) else NamedSharding(self.mesh, PartitionSpec())
+
+    def elements_on_device(self, variable: keras.Variable) -> int:
+        return int(variable.value.addressable_shards[0].data.size)
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
-        loop = self._loop(True, block)
-        values, totals = loop(self._values(), block, first, count, step, totals)
+        loop = self.loop(True, block)
+        with self._placing.scope():  # layers place their outputs while they are traced
+            values, totals = loop(self._values(), block, first, count, step, totals)
         assert values is not None  # the training loop updates
         for variables, new in zip(self._variables, values, strict=True):
             for variable, value in zip(variables, new, strict=True):
@@ -115,23 +145,9 @@ class DeviceMesh(Strategy):
         return totals
 
     def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
-        return self._loop(False, block)(self._values(), block, 0, count, 0, totals)[1]
-
-    def _loop(self, training: bool, block: Block) -> ExactLoop | FastLoop:
-        """The compiled steps; made at the first block, which shows what the model computes."""
-        if training not in self._loops:
-            leaf = self._gradient_sums if training else self._forward_sums
-            update = self._update if training else None
-            exact = self._exact or (self._on_cpu and self._has_convolutions(leaf, block))
-            loop = ExactLoop if exact else FastLoop
-            self._loops[training] = loop(self._mesh, self._program.replicas, leaf, update)
-        return self._loops[training]
-
-    def _has_convolutions(self, leaf: Leaf, block: Block) -> bool:
-        """XLA's CPU compiler takes its fast convolutions in a program's entry only: they are 10 times
-        slower inside FastLoop."""
-        batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
-        return "conv_general" in str(jax.make_jaxpr(leaf)(self._values(), batch))
+        loop = self.loop(False, block)
+        with self._placing.scope():
+            return loop(self._values(), block, 0, count, 0, totals)[1]
 
     def trace(self, directory: str, start: bool) -> None:
         if start:
@@ -139,16 +155,46 @@ class DeviceMesh(Strategy):
         else:
             jax.profiler.stop_trace()
 
+    def loop(self, training: bool, block: Block) -> ExactLoop | FastLoop | ShardedLoop:
+        """The compiled steps; made at the first block, which shows what the model computes."""
+        if training not in self._loops:
+            self._loops[training] = self._make_loop(training, block)
+        return self._loops[training]
+
+    def _make_loop(self, training: bool, block: Block) -> ExactLoop | FastLoop | ShardedLoop:
+        replicas, update = self._program.replicas, self._update if training else None
+        if self._sharded:
+            shardings = Values(*([self.sharding(v) for v in variables] for variables in self._variables))
+            leaf = self._leaf(over_replicas(self._forward(training)), training)
+            return ShardedLoop(self.mesh, replicas, leaf, update, shardings)
+        leaf = self._leaf(self._forward(training), training)
+        batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
+        # XLA's CPU compiler takes its fast convolutions in a program's entry only: they are 10 times
+        # slower in the loops of FastLoop.
+        slow = self._on_cpu and "conv_general" in str(jax.make_jaxpr(leaf)(self._values(), batch))
+        return (ExactLoop if self._exact or slow else FastLoop)(self.mesh, replicas, leaf, update)
+
     def _values(self) -> Values:
         return Values(*([v.value for v in variables] for variables in self._variables))
 
-    def _gradient_sums(self, values: Values, batch: Batch) -> Sums:
-        def objective(trainable: list[Any]) -> tuple[Any, Sums]:
-            objective, sums = self._objective(trainable, values.state, batch, training=True)
-            return objective * self._loss_scale(values), sums
+    def _forward(self, training: bool) -> Forward:
+        def forward(trainable: list[Any], values: Values, batch: Batch) -> tuple[Any, Sums]:
+            objective, sums = self._program.objective(trainable, values.state, batch, training)
+            return objective * self._loss_scale(values), sums if training else sums._replace(state=[])
 
-        gradients, sums = jax.grad(objective, has_aux=True)(values.trainable)
-        return sums._replace(gradients=[g.astype(jnp.float32) for g in gradients])
+        return forward
+
+    def _leaf(self, forward: Forward, training: bool) -> Any:
+        """(values, batch) -> Sums, with gradients in training."""
+
+        def with_gradients(values: Values, batch: Batch) -> Sums:
+            def objective(trainable: list[Any]) -> tuple[Any, Sums]:
+                return forward(trainable, values, batch)
+
+            gradients, sums = jax.grad(objective, has_aux=True)(values.trainable)
+            return sums._replace(gradients=[g.astype(jnp.float32) for g in gradients])
+
+        return with_gradients if training else lambda values, batch: forward(values.trainable, values, batch)[1]
 
     def _loss_scale(self, values: Values) -> Any:
         for variable, value in zip(self._variables.optimizer, values.optimizer, strict=True):
@@ -156,11 +202,8 @@ class DeviceMesh(Strategy):
                 return value
         return 1.0
 
-    def _forward_sums(self, values: Values, batch: Batch) -> Sums:
-        return self._objective(values.trainable, values.state, batch, training=False)[1]._replace(state=[])
-
     def _update(self, values: Values, sums: Sums) -> Values:
         trainable, optimizer = self._program.optimizer.stateless_apply(
             values.optimizer, mean_gradients(sums, values.trainable), values.trainable
         )
-        return Values(trainable, mean_state(sums, values.state, self._replicas), optimizer)
+        return Values(trainable, mean_state(sums, values.state, self._program.replicas), optimizer)

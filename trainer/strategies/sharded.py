@@ -1,0 +1,151 @@
+"""Variables sharded over a mesh, and compiled steps on them: one global program, partitioned by XLA.
+
+Legend of shapes: K steps of a block, V logical replicas, R shares of the data axis, n = V / R turns,
+b examples of a replica.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import keras.src.backend.jax.core as keras_jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from keras.src.distribution.distribution_lib import Distribution
+
+from input_pipeline.pipeline import Batch
+from trainer.errors import UserError
+from trainer.layouts import Layout
+from trainer.step import Sums, Totals, Values, add_step
+from trainer.strategies.base import Block
+
+Forward = Callable[[list[Any], Values, Batch], tuple[Any, Sums]]
+
+
+class Placing(Distribution):
+    """Tells Keras where variables and layer outputs go, as it creates them.
+
+    Args:
+      mesh: the devices.
+      layout: the rules.
+    """
+
+    def __init__(self, mesh: jax.sharding.Mesh, layout: Layout) -> None:
+        axes = list(mesh.shape)
+        names = [f"{d.platform}:{d.id}" for d in mesh.devices.flat]
+        super().__init__(keras.distribution.DeviceMesh(list(mesh.shape.values()), axes, names), "data", False)
+        self._mesh, self._layout = mesh, layout
+        self.error: UserError | None = None  # raised once Keras, which would wrap it, has returned
+
+    def get_data_layout(self, data_shape: Any) -> None:
+        return None
+
+    def get_variable_layout(self, variable: Any) -> NamedSharding:
+        try:
+            axes = self._layout.place(variable.path, variable.shape).axes
+        except UserError as error:
+            self.error, axes = self.error or error, ()
+        return NamedSharding(self._mesh, PartitionSpec(*axes))
+
+    def get_tensor_layout(self, path: str) -> NamedSharding | None:
+        axes = self._layout.place_output(path)
+        if axes is None:
+            return None
+        # A replica's examples lie on one share of the data axis as it is.
+        return NamedSharding(self._mesh, PartitionSpec(*(None if axis == "data" else axis for axis in axes)))
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        threshold = keras_jax.should_shard_at_init
+        if self._layout.shards:
+            # Keras creates small variables whole and then shards them; here no device ever holds the whole.
+            keras_jax.should_shard_at_init = lambda *_: True
+        try:
+            with super().scope():
+                yield
+        finally:
+            keras_jax.should_shard_at_init = threshold
+        if self.error:
+            raise self.error
+
+
+def over_replicas(forward: Forward) -> Forward:
+    """The same for R logical replicas at once, (R, b, ...) laid over the data axis: sums over them.
+
+    Gradients of the sum are reduced where they arise, so no replica's own are ever held.
+    """
+
+    def summed(trainable: list[Any], values: Values, batches: Batch) -> tuple[Any, Sums]:
+        one = jax.vmap(lambda batch: forward(trainable, values, batch), spmd_axis_name="data")
+        return jax.tree.map(lambda a: jnp.sum(a, axis=0), one(batches))
+
+    return summed
+
+
+class ShardedLoop:
+    """A compiled step, called once per step; variables stay where the layout puts them.
+
+    Args:
+      mesh: with an axis data of R shares, and others.
+      replicas: V.
+      leaf: (values, R replicas' batches (R, b, ...)) -> their Sums.
+      update: (values, complete Sums) -> values; None: the values stay, and are returned as None.
+      shardings: a NamedSharding for each of the values.
+    """
+
+    def __init__(
+        self,
+        mesh: jax.sharding.Mesh,
+        replicas: int,
+        leaf: Callable[[Values, Batch], Sums],
+        update: Callable[[Values, Sums], Values] | None,
+        shardings: Values,
+    ) -> None:
+        self._mesh, self._leaf, self._update, self._shardings = mesh, leaf, update, shardings
+        self._shares = mesh.shape["data"]
+        self.turns = replicas // self._shares
+        self._whole = NamedSharding(mesh, PartitionSpec())
+        results = (shardings if update else None, self._whole)
+        self.program = jax.jit(self._step, out_shardings=results, donate_argnums=(0,) if update else ())
+
+    def __call__(
+        self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
+    ) -> tuple[Values | None, Totals]:
+        totals = jax.device_put(totals, self._whole)
+        for i in range(count):
+            new_values, totals = self.program(values, totals, block, np.int32(first + i), np.int32(step + i))
+            values = new_values or values
+            if self._mesh.devices.flat[0].platform == "cpu":  # virtual devices share threads: one step at a time
+                jax.block_until_ready(totals)
+        return values if self._update else None, totals
+
+    def _step(self, values: Values, totals: Totals, block: Block, i: Any, step: Any) -> tuple[Any, Totals]:
+        turns = jax.tree.map(lambda a: self._by_turn(a[i]), block)
+        sums = self._sums(values, jax.tree.map(lambda a: a[0], turns))
+        if self.turns > 1:
+
+            def add_turn(sums: Sums, batches: Batch) -> tuple[Sums, None]:
+                return jax.tree.map(jnp.add, sums, self._sums(values, batches)), None
+
+            sums, _ = jax.lax.scan(add_turn, sums, jax.tree.map(lambda a: a[1:], turns))
+        return self._update(values, sums) if self._update else None, add_step(totals, sums, step)
+
+    def _by_turn(self, array: Any) -> Any:
+        """(V, b, ...) -> (n, R, b, ...): in turn j, share d takes its j-th replica."""
+        by_turn = array.reshape(self._shares, self.turns, *array.shape[1:]).swapaxes(0, 1)
+        return jax.lax.with_sharding_constraint(by_turn, NamedSharding(self._mesh, PartitionSpec(None, "data")))
+
+    def _sums(self, values: Values, batches: Batch) -> Sums:
+        sums = self._leaf(values, batches)
+        gradients = (
+            [
+                jax.lax.with_sharding_constraint(g, sharding)
+                for g, sharding in zip(sums.gradients, self._shardings.trainable, strict=True)
+            ]
+            if sums.gradients
+            else []
+        )
+        return sums._replace(gradients=gradients)
