@@ -15,7 +15,8 @@ from trainer import backend
 from trainer.config import define_flags, from_flags
 from trainer.errors import UserError
 
-VERBS = ("train", "evaluate", "export")
+VERBS = ("train", "evaluate", "export", "explain")
+ON_A_RUN = ("evaluate", "export")  # these start from the flags that a run was started with
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,6 +26,8 @@ def main(argv: Sequence[str]) -> int:
     if verb == "export":
         # A SavedModel is TensorFlow's format, and a checkpoint restores on either backend.
         config = dataclasses.replace(config, strategy="one_device", backend="tensorflow", devices=0)
+    if verb == "explain":
+        config = backend.without_accelerators(config)
     backend.prepare(backend.choose(config), config.exact)
     with backend.quiet():
         module = importlib.import_module(f"trainer.{verb}")
@@ -32,13 +35,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> list[str]:
-    """Parses the command line; the verbs that read a run start from the flags that it was run with."""
+    """Parses the command line; the verbs on a run start from the flags that it was run with."""
     arguments = list(argv)
     verb = next((a for a in arguments[1:] if not a.startswith("-")), "train")
     if verb not in VERBS:
         raise UserError("verb", verb, "there is no such verb", f"one of {', '.join(VERBS)}")
     try:
-        if verb != "train":
+        if verb in ON_A_RUN:
             flags.FLAGS(arguments)
             arguments[1:1] = _recorded_flags()
             flags.FLAGS.unparse_flags()

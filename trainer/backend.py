@@ -1,6 +1,7 @@
 """Chooses the Keras backend and quiets the frameworks. Runs before anything imports keras."""
 
 import contextlib
+import dataclasses
 import os
 import re
 import sys
@@ -58,6 +59,15 @@ def prepare(backend: str, exact: bool = False) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         logging.set_verbosity(logging.WARNING)  # JAX and TensorFlow log through absl
+
+
+def without_accelerators(config: Config) -> Config:
+    """The same run on as many virtual CPU devices of JAX, which can compile without computing."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.pop("KERAS_BACKEND", None)
+    devices = 0 if config.mesh else max(1, config.devices)
+    return dataclasses.replace(config, strategy="device_mesh", backend="jax", devices=devices)
 
 
 @contextlib.contextmanager

@@ -84,8 +84,13 @@ class Config:
     save_every: str = _flag("1epoch", "Interval between checkpoints; the end is always saved.")
     keep: int = _flag(3, "Number of newest checkpoints kept, beside the best one.")
     profile_steps: str = _flag("", "Steps first,last between which a profiler trace is written.")
+    device_memory: str = _flag("", "What `explain` takes a device to hold, for example 80GiB.")
     # With what.
     run_dir: str = _flag("", "Directory of everything of the run; the same command continues it. Default: runs/<name>.")
+    remat: bool = _flag(
+        False,
+        "Keep fewer activations and compute them again in the backward pass, where the model's build takes remat.",
+    )
     cache: str = _flag("none", "Where decoded examples are kept: none, memory, or a file's path.")
     prefetch: int = _flag(2, "Blocks of steps that the input pipeline reads ahead.")
     callbacks: tuple[str, ...] = _flag(

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import inspect
 import json
 import random
 from collections.abc import Sequence
@@ -114,6 +115,17 @@ def _build_model(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, An
     if not callable(build):
         raise UserError("model", config.model, "is a module without build()", "define build(...) -> keras.Model")
     offered = {k: v for k, v in offered.items() if v is not None}
+    if config.remat:
+        if keras.config.backend() == "tensorflow":
+            raise UserError(
+                "remat",
+                True,
+                "does not work on TensorFlow: keras.remat there loses the gradients of the variables that it reads",
+                "use --strategy=device_mesh, or --backend=jax",
+            )
+        if "remat" not in inspect.signature(build).parameters:
+            raise UserError("remat", True, f"--model={config.model} does not support it", "let its build take remat")
+        offered["remat"] = True
     model = plugins.call(build, arguments, offered, flag="model", spec=config.model)
     if not isinstance(model, keras.Model):
         raise UserError("model", config.model, f"build() returned a {type(model).__name__}", "return a keras.Model")

@@ -125,6 +125,9 @@ class Block(layers.Layer):
 
         return keras.remat(block)(x) if self.sizes["remat"] and training else block(x)
 
+    def compute_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return input_shape
+
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | self.sizes
 

@@ -68,7 +68,9 @@ class FastLoop:
         def add_leaf(sums: Sums, batch: Batch) -> tuple[Sums, None]:
             return jax.tree.map(jnp.add, sums, self._leaf(values, batch)), None
 
-        first = self._leaf(values, _at(batches, 0))
+        first, n = self._leaf(values, _at(batches, 0)), jax.tree.leaves(batches)[0].shape[0]
+        if n == 1:
+            return first
         return jax.lax.scan(add_leaf, first, jax.tree.map(lambda a: a[1:], batches))[0]
 
 

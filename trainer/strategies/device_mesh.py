@@ -28,8 +28,13 @@ from trainer.strategies.sharded import Forward, Placing, ShardedLoop, over_repli
 _BY_REPLICA = PartitionSpec(None, "data")  # (K, V, ...)
 
 
-def create(config: Config) -> "DeviceMesh":
-    """A mesh of real devices, or of virtual CPUs where those are too few."""
+def create(config: Config, abstract: bool = False) -> "DeviceMesh":
+    """A mesh of real devices, or of virtual CPUs where those are too few.
+
+    Args:
+      config: the flags.
+      abstract: variables are to have no values: for `explain`.
+    """
     sizes = config.mesh_sizes()
     wanted = 1 if config.strategy == "one_device" else math.prod(sizes.values()) if sizes else config.devices
     tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data here; the GPUs are JAX's
@@ -53,7 +58,7 @@ def create(config: Config) -> "DeviceMesh":
             "set XLA_FLAGS=--xla_force_host_platform_device_count before the start, or unset it",
         )
     sizes = sizes or {"data": wanted}
-    return DeviceMesh(devices, description, sizes, layout_of(config, sizes), config.exact)
+    return DeviceMesh(devices, description, sizes, layout_of(config, sizes), config.exact, abstract)
 
 
 def layout_of(config: Config, sizes: dict[str, int]) -> Layout:
@@ -81,19 +86,26 @@ class DeviceMesh(Strategy):
       sizes: of the mesh's axes, data first.
       layout: where variables go.
       exact: whether sums follow the tree on accelerators, too.
+      abstract: whether variables have no values.
     """
 
     def __init__(
-        self, devices: list[jax.Device], description: str, sizes: dict[str, int], layout: Layout, exact: bool
+        self,
+        devices: list[jax.Device],
+        description: str,
+        sizes: dict[str, int],
+        layout: Layout,
+        exact: bool,
+        abstract: bool = False,
     ) -> None:
         self.devices = sizes["data"]
         shape = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
         self.description = f"{description}, DeviceMesh({shape})"
-        self.layout, self._exact = layout, exact
+        self.layout, self._exact, self._abstract = layout, exact, abstract
         self._on_cpu = devices[0].platform == "cpu"
         self._sharded = layout.shards or len(sizes) > 1
         self.mesh = jax.sharding.Mesh(np.array(devices).reshape(*sizes.values()), tuple(sizes))
-        self._placing = Placing(self.mesh, layout)
+        self._placing = Placing(self.mesh, layout, abstract)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         return self._placing.scope()
@@ -120,7 +132,7 @@ class DeviceMesh(Strategy):
         )
         outputs = [f"{layer.path}/output" for layer in program.model._flatten_layers()]
         self.layout.check_all_used([*program.variables, *outputs])
-        for variable in jax.tree.leaves(self._variables):
+        for variable in jax.tree.leaves(self._variables) if not self._abstract else ():
             variable.assign(jax.device_put(variable.value, self.sharding(variable)))
         # Virtual devices are there to show that the devices don't matter, and lose no fast interconnect.
         self._exact |= self._on_cpu and program.replicas > 1
@@ -132,7 +144,36 @@ class DeviceMesh(Strategy):
         return given if isinstance(given, NamedSharding) else NamedSharding(self.mesh, PartitionSpec())
 
     def elements_on_device(self, variable: keras.Variable) -> int:
-        return int(variable.value.addressable_shards[0].data.size)
+        return math.prod(self.sharding(variable).shard_shape(variable.shape))
+
+    def lower(self, block: Block) -> tuple[jax.stages.Lowered, float]:
+        """The step of an abstract program, from shapes alone, and the FLOPs of one step over all devices.
+
+        Args:
+          block: jax.ShapeDtypeStructs (K, V, b, ...).
+        """
+
+        def abstract(variable: keras.Variable) -> jax.ShapeDtypeStruct:
+            dtype = keras.backend.standardize_dtype(variable.dtype)
+            return jax.ShapeDtypeStruct(variable.shape, dtype, sharding=self.sharding(variable))
+
+        values = Values(*([abstract(v) for v in variables] for variables in self._variables))
+        sharding = NamedSharding(self.mesh, _BY_REPLICA)
+        block = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), block)
+        totals = jax.eval_shape(self._program.objective.no_totals)
+        number = jax.ShapeDtypeStruct((), np.int32)
+        with self._placing.scope():
+            if self._sharded:
+                step = self._sharded_loop(True).program.lower(values, totals, block, number, number)
+            else:
+                leaf = self._leaf(self._forward(True), True)
+                loop = FastLoop(self.mesh, self._program.replicas, leaf, self._update)
+                step = loop.program.lower(values, totals, block, number, number, number)
+        # The analysis is of all devices' program, or of the one that each runs alone; and it counts one
+        # turn of the loop over the second and later replicas of a device.
+        flops = (step.cost_analysis() or {}).get("flops", 0.0) * (1 if self._sharded else self.mesh.size)
+        turns = self._program.replicas // self.devices
+        return step, flops * max(1.0, turns / 2)
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
         loop = self.loop(True, block)
@@ -164,15 +205,18 @@ class DeviceMesh(Strategy):
     def _make_loop(self, training: bool, block: Block) -> ExactLoop | FastLoop | ShardedLoop:
         replicas, update = self._program.replicas, self._update if training else None
         if self._sharded:
-            shardings = Values(*([self.sharding(v) for v in variables] for variables in self._variables))
-            leaf = self._leaf(over_replicas(self._forward(training)), training)
-            return ShardedLoop(self.mesh, replicas, leaf, update, shardings)
+            return self._sharded_loop(training)
         leaf = self._leaf(self._forward(training), training)
         batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
         # XLA's CPU compiler takes its fast convolutions in a program's entry only: they are 10 times
         # slower in the loops of FastLoop.
         slow = self._on_cpu and "conv_general" in str(jax.make_jaxpr(leaf)(self._values(), batch))
         return (ExactLoop if self._exact or slow else FastLoop)(self.mesh, replicas, leaf, update)
+
+    def _sharded_loop(self, training: bool) -> ShardedLoop:
+        shardings = Values(*([self.sharding(v) for v in variables] for variables in self._variables))
+        leaf = self._leaf(over_replicas(self._forward(training), shardings.trainable), training)
+        return ShardedLoop(self.mesh, self._program.replicas, leaf, self._update if training else None, shardings)
 
     def _values(self) -> Values:
         return Values(*([v.value for v in variables] for variables in self._variables))

@@ -5,14 +5,16 @@ b examples of a replica.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import keras
 import keras.src.backend.jax.core as keras_jax
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 from keras.src.distribution.distribution_lib import Distribution
 
@@ -22,6 +24,7 @@ from trainer.layouts import Layout
 from trainer.step import Sums, Totals, Values, add_step
 from trainer.strategies.base import Block
 
+_DATA = "data"
 Forward = Callable[[list[Any], Values, Batch], tuple[Any, Sums]]
 
 
@@ -31,13 +34,14 @@ class Placing(Distribution):
     Args:
       mesh: the devices.
       layout: the rules.
+      abstract: create variables without values: shape, dtype and layout alone.
     """
 
-    def __init__(self, mesh: jax.sharding.Mesh, layout: Layout) -> None:
+    def __init__(self, mesh: jax.sharding.Mesh, layout: Layout, abstract: bool = False) -> None:
         axes = list(mesh.shape)
         names = [f"{d.platform}:{d.id}" for d in mesh.devices.flat]
         super().__init__(keras.distribution.DeviceMesh(list(mesh.shape.values()), axes, names), "data", False)
-        self._mesh, self._layout = mesh, layout
+        self._mesh, self._layout, self._abstract = mesh, layout, abstract
         self.error: UserError | None = None  # raised once Keras, which would wrap it, has returned
 
     def get_data_layout(self, data_shape: Any) -> None:
@@ -59,30 +63,58 @@ class Placing(Distribution):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        threshold = keras_jax.should_shard_at_init
-        if self._layout.shards:
-            # Keras creates small variables whole and then shards them; here no device ever holds the whole.
-            keras_jax.should_shard_at_init = lambda *_: True
-        try:
-            with super().scope():
-                yield
-        finally:
-            keras_jax.should_shard_at_init = threshold
+        with contextlib.ExitStack() as stack:
+            if self._layout.shards:
+                # Keras creates small variables whole and then shards them; here no device ever holds the whole.
+                stack.enter_context(mock.patch.object(keras_jax, "should_shard_at_init", lambda *_: True))
+            if self._abstract:
+                # What Keras does in its own stateless scope, which takes no variables made from arrays.
+                variable = keras_jax.JaxVariable
+                stack.enter_context(mock.patch.object(variable, "_initialize_with_initializer", _defer))
+            stack.enter_context(super().scope())
+            yield
         if self.error:
             raise self.error
 
 
-def over_replicas(forward: Forward) -> Forward:
+def _defer(variable: Any, initializer: Any) -> None:
+    variable._initialize_layout()
+    variable._value, variable._initializer = None, initializer
+
+
+def over_replicas(forward: Forward, shardings: Sequence[NamedSharding]) -> Forward:
     """The same for R logical replicas at once, (R, b, ...) laid over the data axis: sums over them.
 
-    Gradients of the sum are reduced where they arise, so no replica's own are ever held.
+    A variable that is sharded over the data axis is gathered where it is used, and its gradient scattered
+    where it arises (ZeRO, Rajbhandari et al. 2019, arXiv:1910.02054): left to itself, XLA may
+    rather gather the batch. The backward pass gathers again, so that no device ever keeps the whole.
+
+    Args:
+      forward: for one replica.
+      shardings: of the trainable variables.
     """
 
     def summed(trainable: list[Any], values: Values, batches: Batch) -> tuple[Any, Sums]:
-        one = jax.vmap(lambda batch: forward(trainable, values, batch), spmd_axis_name="data")
+        trainable = [_gathered(v, s) if _DATA in s.spec else v for v, s in zip(trainable, shardings, strict=True)]
+        one = jax.vmap(lambda batch: forward(trainable, values, batch), spmd_axis_name=_DATA)
         return jax.tree.map(lambda a: jnp.sum(a, axis=0), one(batches))
 
-    return summed
+    return jax.checkpoint(summed, policy=jax.checkpoint_policies.save_anything_except_these_names("gathered"))
+
+
+def _gathered(value: Any, sharding: NamedSharding) -> Any:
+    spec = PartitionSpec(*(None if axis == _DATA else axis for axis in sharding.spec))
+    whole = NamedSharding(sharding.mesh, spec)
+
+    @jax.custom_vjp
+    def gather(value: Any) -> Any:
+        return jax.lax.with_sharding_constraint(value, whole)
+
+    gather.defvjp(
+        lambda value: (gather(value), None),
+        lambda _, gradient: (jax.lax.with_sharding_constraint(gradient, sharding),),
+    )
+    return checkpoint_name(gather(value), "gathered")
 
 
 class ShardedLoop:
