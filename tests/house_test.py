@@ -31,6 +31,8 @@ FLOORS = {
     "trainer.train": 4,
     "trainer.evaluate": 4,
     "trainer.explain": 4,
+    "trainer.probe": 4,
+    "trainer.verify": 4,
     "trainer.export": 4,
     "trainer.__main__": 5,
 }

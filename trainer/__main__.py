@@ -15,7 +15,7 @@ from trainer import backend
 from trainer.config import define_flags, from_flags
 from trainer.errors import UserError
 
-VERBS = ("train", "evaluate", "export", "explain")
+VERBS = ("train", "evaluate", "export", "explain", "probe", "verify")
 ON_A_RUN = ("evaluate", "export")  # these start from the flags that a run was started with
 
 

@@ -84,10 +84,11 @@ def assemble(config: Config, recorded_replicas: int = 0, training: bool = True) 
     Raises:
       UserError: something in the flags can't be had or doesn't fit.
     """
+    config = dataclasses.replace(config, replicas=recorded_replicas or config.replicas)
     data = load_dataset(config)
     with backend.quiet():  # TensorFlow looks for GPUs, and complains of each way in which there are none
         strategy = strategies.create(config, keras.config.backend())
-    replicas = recorded_replicas or config.replicas or strategy.devices
+    replicas = config.replicas or strategy.devices
     if not training and replicas % strategy.devices:
         replicas = strategy.devices
         config = dataclasses.replace(config, global_batch=-(-config.global_batch // replicas) * replicas)

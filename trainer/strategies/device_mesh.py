@@ -38,8 +38,10 @@ def create(config: Config, abstract: bool = False) -> "DeviceMesh":
     sizes = config.mesh_sizes()
     wanted = 1 if config.strategy == "one_device" else math.prod(sizes.values()) if sizes else config.devices
     tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data here; the GPUs are JAX's
-    # Takes effect because no JAX device has been asked for yet; costs nothing if accelerators are used.
-    jax.config.update("jax_num_cpu_devices", max(1, wanted))
+    # Takes effect because no JAX device has been asked for yet; costs nothing if accelerators are used. As
+    # many as there are replicas, though some stay idle: XLA's thread pool grows with the devices, and how
+    # a long product is split into threads shows in its bits.
+    jax.config.update("jax_num_cpu_devices", max(1, wanted, config.replicas))
     real = [d for d in jax.devices() if d.platform != "cpu"]
     wanted = wanted or max(1, len(real))
     if len(real) >= wanted:

@@ -20,9 +20,6 @@ from trainer.strategies.base import Block, Strategy
 
 def create(config: Config) -> "TFDistribute":
     """OneDeviceStrategy or MirroredStrategy on real devices, or on virtual CPUs where those are too few."""
-    # It rewrites sums and products after the graph around them, so that the same step would be
-    # rounded differently on one device and on two.
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     if config.exact:
         tf.config.experimental.enable_op_determinism()
     gpus = tf.config.list_physical_devices("GPU")
@@ -36,11 +33,18 @@ def create(config: Config) -> "TFDistribute":
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * wanted)
         names = [f"CPU:{i}" for i in range(wanted)]
         description = "1 CPU" if wanted == 1 else f"{wanted} virtual CPU devices (this machine has {len(gpus)} GPUs)"
+    # Virtual devices are there to show that the devices don't matter, and lose no fast interconnect.
+    exact = config.exact or ("CPU" in names[0] and max(config.replicas, wanted) > 1)
+    if exact:
+        # These rewrite operations after the graph around them, so that the same step would be rounded
+        # otherwise on one device and on two.
+        passes = ("arithmetic_optimization", "constant_folding", "remapping")
+        tf.config.optimizer.set_experimental_options(dict.fromkeys(passes, False))
     if config.strategy == "one_device":
         strategy = tf.distribute.OneDeviceStrategy(names[0])
     else:
         strategy = tf.distribute.MirroredStrategy(names)
-    return TFDistribute(strategy, f"{description}, {type(strategy).__name__}", config.exact)
+    return TFDistribute(strategy, f"{description}, {type(strategy).__name__}", exact)
 
 
 class TFDistribute(Strategy):
@@ -49,15 +53,13 @@ class TFDistribute(Strategy):
     Args:
       strategy: the tf.distribute strategy.
       description: its devices in words.
-      exact: whether sums follow the tree on accelerators, too.
+      exact: whether sums follow the tree over the devices, too; else the backend's all-reduce adds them.
     """
 
     def __init__(self, strategy: "tf.distribute.Strategy", description: str, exact: bool) -> None:
         self._strategy = strategy
         self.devices = strategy.num_replicas_in_sync
-        # Adding in the tree's order makes the bits independent of the devices. Virtual devices are there
-        # to show just that, and lose no fast interconnect by it.
-        self._in_tree_order = exact or all("CPU" in device for device in strategy.extended.worker_devices)
+        self._in_tree_order = exact
         self.description = description
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:

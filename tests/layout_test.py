@@ -1,0 +1,107 @@
+"""Meshes and layouts: the one-device curve, the memory they promise, rules that are checked, and explain."""
+
+import pathlib
+import re
+
+import pytest
+
+from tests.running import curve, deviation, summary, trainer
+
+TRANSFORMER = (
+    "--dataset=text(context=32)",
+    "--model=transformer(width=64,depth=2,heads=8,groups=8,hidden=128)",
+    "--optimizer=adamw",
+    "--global_batch=16",
+    "--replicas=8",
+)
+# A sum over devices is rounded otherwise than one device's. 30 steps of this smooth model keep that below 1e-6.
+WITHIN = 1e-5
+LONG = pytest.mark.long
+MESHES = [
+    "data=8/fsdp",
+    "data=2,model=4/megatron",
+    pytest.param("data=4,model=2/megatron+fsdp", marks=LONG),
+    pytest.param("data=4,model=2/megatron", marks=LONG),
+    pytest.param("data=1,model=8/megatron", marks=LONG),
+]
+
+
+@pytest.fixture(scope="module")
+def one_device(tmp_path_factory) -> pathlib.Path:
+    directory = tmp_path_factory.mktemp("layout") / "one"
+    trainer("--backend=jax", *TRANSFORMER, "--steps=30", "--log_every=1", f"--run_dir={directory}")
+    return directory
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_sharding_doesn_t_show_in_the_curve(mesh, one_device, tmp_path):
+    sizes, layout = mesh.split("/")
+    flags = ("--strategy=device_mesh", f"--mesh={sizes}", f"--layout={layout}", *TRANSFORMER)
+    ran = trainer(*flags, "--steps=30", "--log_every=1", f"--run_dir={tmp_path / 'run'}")
+    assert deviation(curve(one_device), curve(tmp_path / "run")) <= WITHIN
+    final, expected = summary(tmp_path / "run")["final"], summary(one_device)["final"]
+    assert abs(final["test_loss"] - expected["test_loss"]) <= WITHIN * expected["test_loss"]
+    # What lies on a device, measured on the live arrays, is what explain said beforehand.
+    held = re.search(r"memory  (.*?) of variables", ran.stdout)
+    explained = trainer("explain", *flags).stdout
+    predicted = [re.search(rf"{part}  (\S+ \S+) on each", explained) for part in ("parameters", "optimizer")]
+    assert held and all(predicted)
+    assert size(held[1]) == pytest.approx(sum(size(p[1]) for p in predicted if p), rel=0.01)
+    whole = [re.search(rf"{part}  .*, of (\S+ \S+)", explained) for part in ("parameters", "optimizer")]
+    if "fsdp" in layout:
+        assert size(held[1]) == pytest.approx(sum(size(w[1]) for w in whole if w) / 8, rel=0.05)
+
+
+def size(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+
+
+@pytest.mark.parametrize(
+    "sizes", ["data=4,model=2", *(pytest.param(f"data={d},model={8 // d}", marks=LONG) for d in (8, 2, 1))]
+)
+def test_rules_of_the_guides(sizes, tmp_path):
+    """The shapes of Keras's guide, rules given as JSON, one of them for a layer's output; and a sharded run moves."""
+    flags = ("--model=mlp", "--replicas=8", "--global_batch=64", "--log_every=1", "--optimizer=sgd")
+    layout = '[["mlp/dense_0/kernel|dense_0/kernel", [null, "model"]], [".*dense_0/output", ["data", "model"]]]'
+    layout = layout if "model=1" not in sizes else '[[".*dense_0/kernel", ["data", null]]]'
+    mesh = ("--strategy=device_mesh", f"--mesh={sizes}", f"--layout={layout}")
+    trainer("--backend=jax", *flags, "--steps=20", f"--run_dir={tmp_path / 'one'}")
+    trainer(*mesh, *flags, "--steps=10", f"--run_dir={tmp_path / 'moved'}")
+    trainer("--backend=jax", *flags, "--steps=20", f"--run_dir={tmp_path / 'moved'}")
+    assert deviation(curve(tmp_path / "one"), curve(tmp_path / "moved")) <= WITHIN
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (('--layout=[["dense.*kernel", [null, "data"]]]',), "matches no variable"),
+        (('--layout=[[".*kernel", [null, "data"]], [".*dense_0/kernel", ["data", null]]]',), "match .*dense_0/kernel"),
+        (('--layout=[[".*logits/kernel", [null, "data"]]]',), "not divisible"),
+        (('--layout=[[".*kernel", [null, "model"]]]',), "no axis of the mesh"),
+        (("--layout=megatron",), "there is no layout 'megatron' for this model"),
+        (("--mesh=data",), "not axis=size"),
+        (("--mesh=data=2,model=2", "--devices=8"), "contradicts --mesh"),
+    ],
+)
+def test_rules_are_checked(flags, reason, tmp_path):
+    devices = () if any("mesh" in flag for flag in flags) else ("--devices=4",)
+    ran = trainer("--strategy=device_mesh", *devices, *flags, f"--run_dir={tmp_path / 'run'}", code=2)
+    assert re.search(reason, ran.stderr), ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_explain_256_devices():
+    """Nothing of the model's size is allocated: this would be 100 GB of variables."""
+    text = trainer(
+        "explain",
+        "--dataset=text(context=512)",
+        "--model=transformer(size='7B',depth=4)",
+        "--global_batch=64",
+        "--strategy=device_mesh",
+        "--mesh=data=32,model=8",
+        "--layout=megatron+fsdp",
+        "--device_memory=80GiB",
+    ).stdout
+    for word in ("256 devices", "megatron+fsdp", "(data, model)", "all-gather", "GFLOP", "fits into", "explained in"):
+        assert word in text, text

@@ -1,0 +1,116 @@
+"""verify proves the promise on a user's model, and catches what was planted to break it."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.running import REPOSITORY, environment, trainer
+
+PLANTED = """
+import keras, numpy as np
+from keras import layers, ops
+
+class Center(layers.Layer):
+    def call(self, x): return x - ops.mean(x, axis=0, keepdims=True)
+
+class Noise(layers.Layer):
+    def call(self, x): return x + np.random.normal(size=(1,)).astype("float32")
+
+def net(extra, input_shape, classes):
+    return keras.Sequential([keras.Input(input_shape), layers.Rescaling(1 / 255), layers.Flatten(),
+                             layers.Dense(32, "relu"), *extra, layers.Dense(classes)])
+
+def good(input_shape, classes): return net([layers.Dropout(0.1)], input_shape, classes)
+def mixing(input_shape, classes): return net([Center(name="center")], input_shape, classes)
+def noisy(input_shape, classes): return net([Noise(name="noise")], input_shape, classes)
+
+def scaled(input_shape, classes):
+    model = net([], input_shape, classes)
+    def loss(y, p):
+        values = keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True)
+        return values / ops.cast(ops.shape(values)[0], "float32")
+    model.compile(loss=loss, metrics=["accuracy"])
+    return model
+
+class Augmented:
+    def __init__(self): self.random = np.random.default_rng(0)
+    def __len__(self): return 512
+    def read(self, ids):
+        x = np.stack([np.full((8, 8, 1), i % 200) for i in ids]).astype("uint8")
+        return x + self.random.integers(0, 3, x.shape).astype("uint8"), (np.asarray(ids) % 10).astype("int32")
+
+def data(): return type("Data", (), {"train": Augmented(), "evaluation": Augmented(), "classes": 10})
+"""
+
+
+@pytest.fixture
+def here(tmp_path):
+    (tmp_path / "planted.py").write_text(PLANTED)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("flag", "named"),
+    [
+        ("--model=planted:mixing", "layer 'center' (Center): mixes examples"),
+        ("--model=planted:noisy", "layer 'noise' (Noise): gives another result for the same input"),
+        ("--model=planted:scaled", "the loss: of 4 examples is"),
+        ("--dataset=planted:data", "the training source: read(ids), asked again"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_planted_faults_are_named(flag, named, backend, here):
+    assert named in trainer("probe", flag, f"--backend={backend}", cwd=here, code=1).stdout
+
+
+def test_verify_passes_on_a_user_s_model(here):
+    text = trainer("verify", "--model=planted:good", "--steps=4", "--replicas=2", cwd=here).stdout
+    assert "it holds for this model and data" in text
+    assert text.count("ok: the same bits") == 4
+
+
+def test_verify_fails_on_a_planted_fault(here):
+    text = trainer("verify", "--model=planted:mixing", "--steps=3", "--replicas=2", cwd=here, code=1).stdout
+    assert "The promise is broken" in text and "cause: layer 'center'" in text
+    assert "FAIL" in text  # the runs show it, too: with one replica the curve is another
+
+
+SABOTAGE = """
+import sys
+from trainer.strategies import {module}
+{patch}
+from trainer import __main__ as program
+sys.argv[0] = "trainer"
+program.define_flags()
+from absl import app
+app.run(program._run, flags_parser=lambda argv: program._guarded(program.parse, argv))
+"""
+
+
+def test_a_wrong_loss_scale_of_ours_shows_in_the_bits(here: pathlib.Path):
+    """Sabotage: gradients are divided by the number of devices, as a naive mean over them would do."""
+    patch = (
+        "whole = tf_distribute.TFDistribute._sum_over_devices\n"
+        "def scaled(self, local):\n"
+        "    sums = whole(self, local)\n"
+        "    return sums._replace(gradients=[g / self.devices for g in sums.gradients])\n"
+        "tf_distribute.TFDistribute._sum_over_devices = scaled"
+    )
+    (here / "sabotaged.py").write_text(SABOTAGE.format(module="tf_distribute", patch=patch))
+    flags = ["--model=mlp", "--optimizer=sgd", "--exact", "--replicas=2", "--steps=3", "--log_every=1"]
+    digests = []
+    for where in (["--strategy=one_device"], ["--strategy=mirrored", "--devices=2"]):
+        run_dir = here / f"run{len(digests)}"
+        command = [sys.executable, "sabotaged.py", *where, *flags, f"--run_dir={run_dir}"]
+        subprocess.run(command, cwd=here, env=environment(), check=True, capture_output=True)
+        digests.append((run_dir / "summary.json").read_text().partition("weights_sha256")[2][:80])
+    assert digests[0] != digests[1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["mlp", "dense", "convnet", "vit", "resnet(width=8)", "transformer"])
+def test_verify_passes_on_built_in_models(model):
+    data = ["--dataset=text(context=32)"] if model == "transformer" else []
+    assert "it holds" in trainer("verify", f"--model={model}", *data, "--steps=3", cwd=REPOSITORY).stdout

@@ -1,0 +1,207 @@
+"""The verb probe: what in a model or dataset could break the one curve, found by asking each part alone.
+
+The promise rests on this: examples don't mix, so that they may be shared out; randomness comes from
+Keras's seed generators, which we key by step and replica; a source is a function of the id; and loss and
+metrics are sums over examples. Each is put to the test on a few real examples.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from input_pipeline import order
+from input_pipeline.source import Source, flatten, map_structure, read
+from trainer.assembly import Assembly, assemble
+from trainer.config import Config
+from trainer.errors import OK
+
+EXAMPLES = 4
+_TOLERANCE = 1e-5  # relative; other batch sizes take other kernels, which round otherwise
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What was found of one part.
+
+    Attributes:
+      part: what it is about, by name.
+      problem: what is wrong, or just worth knowing.
+      breaks: whether it breaks the promise.
+    """
+
+    part: str
+    problem: str
+    breaks: bool = True
+
+
+def run(config: Config) -> int:
+    """Prints findings, the last line being JSON. Returns 0 if none breaks the promise, else 1."""
+    parts = assemble(dataclasses.replace(config, replicas=1, devices=0, global_batch=EXAMPLES))
+    findings = probe(parts)
+    for finding in findings:
+        print(f"{'BREAKS' if finding.breaks else 'note':>6}  {finding.part}: {finding.problem}")
+    if not findings:
+        print("nothing found that could break the one curve")
+    random = any(v.name == "seed_generator_state" for v in parts.program.model.non_trainable_variables)
+    print(json.dumps({"random": random, "findings": [dataclasses.asdict(f) for f in findings]}))
+    return 1 if any(f.breaks for f in findings) else OK
+
+
+def probe(parts: Assembly) -> list[Finding]:
+    """All findings, of the data first, then of the model from its input on, then of loss and metrics."""
+    found = _source(parts.dataset.train, "the training source")
+    if parts.dataset.evaluation is not None:
+        found += _source(parts.dataset.evaluation, "the evaluation source")
+    if found:
+        return found  # what follows would compare examples that are no longer themselves
+    found = _model(parts)
+    return found if any(f.breaks for f in found) else found + _sums(parts)
+
+
+def _source(source: Source, name: str) -> list[Finding]:
+    ids = order.order(7, np.arange(min(len(source), 2 * EXAMPLES)), len(source))
+    first = read(source, ids)
+    for how, chosen in (("again", ids), ("in reverse", ids[::-1]), ("one by one", None)):
+        if chosen is None:
+            single = [flatten(read(source, [i])) for i in ids]
+            again = [np.concatenate(arrays) for arrays in zip(*single, strict=True)]
+        else:
+            again = flatten(read(source, chosen))
+        for a, b in zip(flatten(first), again, strict=True):
+            b = b[::-1] if how == "in reverse" else b
+            if a.dtype != b.dtype or a.tobytes() != b.tobytes():
+                problem = (
+                    f"read(ids), asked {how} for the same ids, gave other bytes. A source is a function of the "
+                    "id: key augmentation by the id and the run's seed, not by a generator that moves on"
+                )
+                return [Finding(name, problem)]
+    return []
+
+
+def _examples(parts: Assembly, start: int) -> Any:
+    """x and y of EXAMPLES training examples, from a place in the run's order on."""
+    n = len(parts.dataset.train)
+    x, y = read(parts.dataset.train, order.order(parts.config.seed, start + np.arange(EXAMPLES), n))[:2]
+    return map_structure(ops.convert_to_tensor, x), map_structure(ops.convert_to_tensor, y)
+
+
+def _model(parts: Assembly) -> list[Finding]:
+    model = parts.program.model
+    x, other = _examples(parts, 0)[0], _examples(parts, EXAMPLES)[0]
+    mixed = keras.tree.map_structure(lambda a, b: ops.concatenate([a[:1], b[1:]]), x, other)
+    names, outputs = _layers(model)
+    found = []
+    for training in (False, True):
+        call = _caller(outputs, training)
+        once, twice, among_others = call(x), call(x), call(mixed)
+        when = "in training" if training else "in evaluation, too"
+        differing = _first_difference(names, once, twice)
+        if differing:
+            problem = (
+                f"gives another result for the same input {when}. Draw random numbers from a "
+                "keras.random.SeedGenerator, which a run keys by step and replica"
+            )
+            return [Finding(differing, problem)]
+        first_rows = [[a[:1] for a in outputs] for outputs in (once, among_others)]
+        differing = _first_difference(names, *first_rows)
+        if differing and _is_batch_normalization(model, differing):
+            problem = (
+                "takes statistics over the examples of a logical replica: the curve depends on --replicas, "
+                "not on devices"
+            )
+            found.append(Finding(differing, problem, breaks=False))
+        elif differing:
+            problem = (
+                f"mixes examples {when}: what it gives for one depends on the others of its batch, so "
+                "sharing a batch out changes the training"
+            )
+            return [*found, Finding(differing, problem)]
+    return found
+
+
+def _layers(model: keras.Model) -> tuple[list[str], Any]:
+    """Names of the layers from the input on, and a model with all their outputs; or the model alone."""
+    functional = getattr(model, "_functional", None) or model  # Sequential has one inside
+    if not hasattr(functional, "operations"):
+        return [f"model {model.name!r}"], model  # subclassed: it can't be looked into
+    operations = [op for op in functional.operations if not isinstance(op, keras.layers.InputLayer)]
+    names, outputs = [], []
+    for operation in operations:
+        for tensor in keras.tree.flatten(operation.output):
+            names.append(f"layer {operation.name!r} ({type(operation).__name__})")
+            outputs.append(tensor)
+    return names, keras.Model(model.inputs, outputs)
+
+
+def _caller(model: keras.Model, training: bool) -> Callable[[Any], list[Any]]:
+    """x -> the outputs as numpy arrays, always from the same state, seeds included."""
+
+    def call(x: Any) -> list[Any]:
+        outputs, _ = model.stateless_call(
+            [v.value for v in model.trainable_variables],
+            [v.value for v in model.non_trainable_variables],
+            x,
+            **({"training": training} if _takes_training(model) else {}),
+        )
+        return [ops.convert_to_numpy(ops.cast(o, "float32")) for o in keras.tree.flatten(outputs)]
+
+    return call
+
+
+def _takes_training(model: keras.Model) -> bool:
+    return bool(getattr(model, "_call_has_training_arg", True))
+
+
+def _first_difference(names: Sequence[str], a: Sequence[Any], b: Sequence[Any]) -> str:
+    for name, x, y in zip(names, a, b, strict=True):
+        if not _close(x, y):
+            return name
+    return ""
+
+
+def _close(a: Any, b: Any) -> bool:
+    scale = max(1e-6, float(np.max(np.abs(a), initial=0.0)))
+    return bool(np.max(np.abs(a - b), initial=0.0) <= _TOLERANCE * scale)
+
+
+def _is_batch_normalization(model: keras.Model, name: str) -> bool:
+    return any(isinstance(v, keras.layers.BatchNormalization) and repr(v.name) in name for v in model._flatten_layers())
+
+
+def _sums(parts: Assembly) -> list[Finding]:
+    """Loss and metrics of a batch are the sums of its examples', and the loss is Keras's own."""
+    objective, model = parts.program.objective, parts.program.model
+    trainable = [v.value for v in model.trainable_variables]
+    state = [v.value for v in objective.state_variables]
+    x, y = _examples(parts, 0)
+    key = ops.convert_to_tensor(order.keys(0, np.zeros(1, np.int64), np.zeros(1, np.int64))[0])
+
+    def sums(chosen: slice) -> Any:
+        part = map_structure(lambda a: a[chosen], {"x": x, "y": y})
+        return keras.tree.map_structure(
+            ops.convert_to_numpy, objective(trainable, state, part | {"key": key}, training=False)[1]
+        )
+
+    whole, single = sums(slice(None)), [sums(slice(i, i + 1)) for i in range(EXAMPLES)]
+    found = []
+    if not _close(whole.objective, sum(s.objective for s in single)):
+        problem = (
+            f"of {EXAMPLES} examples is {whole.objective / whole.weight:.6g}, but the mean of what it gives for "
+            f"each alone is {sum(s.objective for s in single) / sum(s.weight for s in single):.6g}: it mixes "
+            "examples or scales by the batch, so it would change with how a batch is shared out"
+        )
+        found.append(Finding("the loss", problem))
+    keras_loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=False), training=False)
+    if not found and not _close(whole.objective / whole.weight, ops.convert_to_numpy(keras_loss)):
+        problem = f"is {whole.objective / whole.weight:.6g} in the run's step, but {float(keras_loss):.6g} in Keras's"
+        found.append(Finding("the loss", problem))
+    for i, variable in enumerate(objective.metrics.variables):
+        if not _close(whole.metrics[i], sum(s.metrics[i] for s in single)):
+            problem = "is no sum over examples, so it depends on how a batch is shared out"
+            found.append(Finding(f"metric variable {variable.path}", problem))
+    return found

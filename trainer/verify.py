@@ -1,0 +1,256 @@
+"""The verb verify: proves on the user's own model that one run gives one curve, or names what breaks it.
+
+Each row of its table is a real run with --exact in a process of its own, from one saved initial state, so
+runs inside a backend must end in the same bits.
+"""
+
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from trainer.config import Config
+from trainer.errors import OK, UserError
+
+STEPS = 8
+REPLICAS = 4
+_WHERE = ("strategy", "backend", "devices", "mesh", "layout")
+_SCHEDULING = ("run_dir", "exact", "steps", "epochs", "replicas", "log_every", "evaluate_every", "save_every", "keep")
+_ACROSS = {"sgd": 1e-5}  # relative, between backends, which round every sum otherwise; else:
+_ACROSS_ADAPTIVE = 1e-4
+
+
+@dataclasses.dataclass
+class Row:
+    """One run of the table.
+
+    Attributes:
+      name, backend, devices, replicas: what is run.
+      against: name of the row that it is compared with; '' for the reference itself.
+      bits: whether it must equal that to the bit; else within `within`, relative; None: not compared.
+      losses: of each step, once run.
+      deviation: the largest relative one, and its step.
+      verdict: for people; it starts with 'ok' or 'FAIL'.
+    """
+
+    name: str
+    backend: str
+    devices: int
+    replicas: int
+    against: str = ""
+    bits: bool = True
+    within: float | None = None
+    losses: Sequence[float] = ()
+    sha256: str = ""
+    deviation: float = 0.0
+    at: int = 0
+    verdict: str = ""
+
+    def flags(self) -> list[str]:
+        """Where it runs."""
+        if self.devices == 1:
+            return ["--strategy=one_device", f"--backend={self.backend}"]
+        strategy = "mirrored" if self.backend == "tensorflow" else "device_mesh"
+        return [f"--strategy={strategy}", f"--devices={self.devices}"]
+
+
+def run(config: Config) -> int:
+    """Prints findings and the table. Returns 0 if the promise holds, else 1."""
+    if config.replicas and config.replicas & (config.replicas - 1):
+        raise UserError("replicas", config.replicas, "is no power of two, as verify's devices are", "for example 4")
+    with tempfile.TemporaryDirectory(prefix="onecurve-verify-") as scratch:
+        directory = pathlib.Path(config.run_dir or scratch)
+        runs = Runs(config, directory)
+        print(f"asking model and data alone ({config.model}, {config.dataset})", flush=True)
+        probed = runs.probe()
+        rows = runs.rows(probed)
+        print(f"\n{len(rows)} runs of {runs.steps} steps, each in a process of its own", flush=True)
+        runs.start_state()
+        with concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
+            for row in pool.map(runs.run, rows):
+                print(f"  ran {row.name}", flush=True)
+        by_name = {row.name: row for row in rows}
+        for row in rows:
+            runs.judge(row, by_name.get(row.against))
+        print(_table(rows))
+        broken = [f for f in probed["findings"] if f["breaks"]]
+        failed = [row for row in rows if row.verdict.startswith("FAIL")]
+        for finding in broken:
+            print(f"cause: {finding['part']} {finding['problem']}")
+        if failed and not broken:
+            print(runs.likely_cause(failed))
+        held = not failed and not broken
+        print("\nOne run, one curve: it holds for this model and data." if held else "\nThe promise is broken.")
+        return OK if held else 1
+
+
+class Runs:
+    """Starts runs of the user's flags on other strategies, and reads what they left.
+
+    Args:
+      config: the user's flags.
+      directory: where the runs lie.
+    """
+
+    def __init__(self, config: Config, directory: pathlib.Path) -> None:
+        self._config, self._directory = config, directory
+        self.steps = config.steps if config.steps > 0 else STEPS
+        self.replicas = config.replicas or REPLICAS
+        given = [line for line in config.to_flags() if line[2:].partition("=")[0] not in (*_WHERE, *_SCHEDULING)]
+        self._flags = [line for line in given if not line.startswith("--initialize_from=")]
+        self._start = config.initialize_from or str(directory / "start")
+
+    def probe(self) -> dict[str, Any]:
+        """What model and data say when each is asked alone."""
+        process = self._trainer("probe", f"--backend={self._config.backend or 'tensorflow'}")
+        if process.returncode not in (0, 1) or not process.stdout.strip():
+            raise UserError("model", self._config.model, _last_line(process), "mend it; see python -m trainer --help")
+        *findings, last = process.stdout.strip().splitlines()
+        print("\n".join(findings))
+        try:
+            return dict(json.loads(last))
+        except json.JSONDecodeError:
+            raise UserError("model", self._config.model, _last_line(process), "mend it") from None
+
+    def rows(self, probed: dict[str, Any]) -> list[Row]:
+        """The table's rows, not yet run."""
+        v, rows = self.replicas, []
+        batch_statistics = any(not f["breaks"] for f in probed["findings"])
+        optimizer = self._config.optimizer.partition("(")[0]
+        within = _ACROSS.get(optimizer, _ACROSS_ADAPTIVE)
+        for backend in ("tensorflow", "jax"):
+            first = f"one_device {backend}"
+            rows.append(Row(first, backend, 1, v))
+            rows.append(Row(f"{first}, again", backend, 1, v, first))
+            name = "mirrored" if backend == "tensorflow" else "device_mesh"
+            rows += [Row(f"{name} x{r}", backend, r, v, first) for r in (2, 4) if v % r == 0]
+            if not probed["random"] and not batch_statistics:
+                rows.append(Row(f"{first}, 1 replica", backend, 1, 1, first, False, within))
+        for row in rows:
+            if row.name == "one_device jax" and not probed["random"]:  # dropout draws other numbers there
+                row.against, row.bits, row.within = "one_device tensorflow", False, within
+        return rows
+
+    def start_state(self) -> None:
+        """Saves the state that all runs start from."""
+        if self._start == str(self._directory / "start"):
+            process = self._trainer("--strategy=one_device", "--steps=0", f"--run_dir={self._start}")
+            if process.returncode:
+                raise UserError("model", self._config.model, _last_line(process), "mend it")
+
+    def run(self, row: Row) -> Row:
+        """Runs a row and reads its curve."""
+        path = self._path(row)
+        process = self._trainer(
+            *row.flags(),
+            "--exact",
+            f"--replicas={row.replicas}",
+            f"--steps={self.steps}",
+            f"--initialize_from={self._start}",
+            "--log_every=1",
+            "--evaluate_every=never",
+            "--save_every=1",
+            f"--keep={self.steps + 1}",
+            f"--run_dir={path}",
+        )
+        if process.returncode:
+            row.verdict = f"FAIL: ends with exit code {process.returncode}: {_last_line(process)}"
+            return row
+        row.losses = [json.loads(line)["loss"] for line in (path / "metrics.jsonl").read_text().splitlines()]
+        row.sha256 = json.loads((path / "summary.json").read_text())["weights_sha256"]
+        return row
+
+    def judge(self, row: Row, reference: Row | None) -> None:
+        """Fills in how far a row is from its reference, and what that means."""
+        if row.verdict:
+            return
+        if reference is None:
+            row.verdict = "ok: the reference"
+        elif not reference.losses:
+            row.verdict = "FAIL: its reference did not run"
+        else:
+            apart = [abs(a - b) / max(abs(a), 1e-30) for a, b in zip(reference.losses, row.losses, strict=True)]
+            row.deviation = max(apart)
+            row.at = apart.index(row.deviation) + 1
+            if row.bits:
+                equal = row.sha256 == reference.sha256 and not row.deviation
+                row.verdict = (
+                    "ok: the same bits" if equal else f"FAIL: other bits; {self._first_difference(row, reference)}"
+                )
+            else:
+                assert row.within is not None
+                held = row.deviation <= row.within
+                row.verdict = f"{'ok: within' if held else 'FAIL: not within'} {row.within:g}"
+
+    def _first_difference(self, row: Row, reference: Row) -> str:
+        """The first step and the first variables whose values differ, by the checkpoints' digests."""
+        for step in range(1, self.steps + 1):
+            manifests = [self._manifest(r, step) for r in (reference, row)]
+            if None in manifests:
+                continue
+            one, two = (m["variables"] for m in manifests if m)
+            differing = [path for path in one if one[path] != two.get(path)]
+            if differing:
+                own = [path for path in differing if not path.startswith("optimizer/")]
+                rest = f" and {len(own) - 1} more" if len(own) > 1 else ""
+                return f"other bits, first in {(own or differing)[0]}{rest}, at step {step}"
+        return "another loss, but not other weights: look at the loss"
+
+    def _manifest(self, row: Row, step: int) -> dict[str, Any] | None:
+        for path in (self._path(row) / "checkpoints").glob("*/manifest.json"):
+            manifest = json.loads(path.read_text())
+            if manifest["step"] == step:
+                return dict(manifest)
+        return None
+
+    def likely_cause(self, failed: Sequence[Row]) -> str:
+        """In words, what kinds of rows fail."""
+        names = [row.name for row in failed]
+        if any(name.endswith("again") for name in names):
+            return "cause: the same flags gave other bits twice: an op, a layer or the data is not deterministic"
+        if any(name.endswith("1 replica") for name in names):
+            return (
+                "cause: the number of logical replicas shows, though nothing in the model should let it: is a "
+                "loss or a gradient scaled by the size of a replica's share?"
+            )
+        return "cause: the number of devices shows: is something scaled by it, or added up in another order?"
+
+    def _path(self, row: Row) -> pathlib.Path:
+        return self._directory / row.name.replace(",", "").replace(" ", "-")
+
+    def _trainer(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "trainer", *arguments, *self._flags]
+        environment = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"}
+        return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
+
+
+def _last_line(process: "subprocess.CompletedProcess[str]") -> str:
+    lines = (process.stderr or process.stdout).strip().splitlines()
+    return lines[-1].removeprefix("onecurve: ") if lines else "no word"
+
+
+def _table(rows: Sequence[Row]) -> str:
+    table = [("strategy", "devices", "processes", "replicas", "loss", "deviation", "at step", "weights", "verdict")]
+    for row in rows:
+        compared = bool(row.losses and row.against)
+        table.append(
+            (
+                row.name,
+                str(row.devices),
+                "1",
+                str(row.replicas),
+                f"{row.losses[-1]:.7g}" if row.losses else "-",
+                f"{row.deviation:.1e}" if compared else "-",
+                str(row.at) if compared and row.deviation else "-",
+                row.sha256[:12] or "-",
+                row.verdict,
+            )
+        )
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    return "\n" + "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table)
