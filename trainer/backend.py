@@ -26,7 +26,7 @@ def choose(config: Config) -> str:
     Raises:
       UserError: --backend or KERAS_BACKEND contradicts --strategy.
     """
-    possible = _BACKENDS[config.strategy]
+    possible = _BACKENDS.get(config.strategy, ("tensorflow", "jax"))  # a strategy of the user's own: either
     if config.backend and config.backend not in possible:
         raise UserError(
             "backend",

@@ -4,6 +4,7 @@ A field is declared once, with its default and its help; the absl flag is made f
 """
 
 import dataclasses
+import difflib
 import hashlib
 import json
 import math
@@ -31,7 +32,9 @@ class Config:
     """Every flag of the command line, parsed, not yet resolved against a machine or a dataset."""
 
     # Where it computes; never part of what the run is.
-    strategy: str = _flag("one_device", "Where logical replicas run.", STRATEGIES)
+    strategy: str = _flag(
+        "one_device", f"Where logical replicas run: {', '.join(STRATEGIES)}, or my_pkg.my_strategy:create."
+    )
     backend: str = _flag(
         "",
         "Keras backend. Default: what the strategy implies; for one_device KERAS_BACKEND, else tensorflow.",
@@ -130,11 +133,24 @@ class Config:
                 "contradicts --strategy=one_device",
                 "use --strategy=mirrored or --strategy=device_mesh, or --replicas to accumulate",
             )
+        if self.strategy not in STRATEGIES and not self.has_own_strategy:
+            close = difflib.get_close_matches(self.strategy, STRATEGIES, n=1)
+            raise UserError(
+                "strategy",
+                self.strategy,
+                f"there is no such strategy{f'; did you mean {close[0]!r}?' if close else ''}",
+                f"one of {', '.join(STRATEGIES)}, or a path such as my_pkg.my_strategy:create",
+            )
         self._check_mesh()
         self.profile_range()
 
+    @property
+    def has_own_strategy(self) -> bool:
+        """Whether --strategy is a path to the user's own."""
+        return "." in self.strategy or ":" in self.strategy
+
     def _check_mesh(self) -> None:
-        if self.strategy != "device_mesh":
+        if self.strategy in STRATEGIES and self.strategy != "device_mesh":
             for name in ("mesh", "layout"):
                 if getattr(self, name) not in ("", "replicated"):
                     raise UserError(

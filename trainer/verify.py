@@ -203,11 +203,8 @@ class Runs:
         return "another loss, but not other weights: look at the loss"
 
     def _manifest(self, row: Row, step: int) -> dict[str, Any] | None:
-        for path in (self._path(row) / "checkpoints").glob("*/manifest.json"):
-            manifest = json.loads(path.read_text())
-            if manifest["step"] == step:
-                return dict(manifest)
-        return None
+        found = (json.loads(p.read_text()) for p in (self._path(row) / "checkpoints").glob("*/manifest.json"))
+        return next((manifest for manifest in found if manifest["step"] == step), None)
 
     def likely_cause(self, failed: Sequence[Row]) -> str:
         """In words, what kinds of rows fail."""
@@ -238,19 +235,10 @@ def _last_line(process: "subprocess.CompletedProcess[str]") -> str:
 def _table(rows: Sequence[Row]) -> str:
     table = [("strategy", "devices", "processes", "replicas", "loss", "deviation", "at step", "weights", "verdict")]
     for row in rows:
-        compared = bool(row.losses and row.against)
-        table.append(
-            (
-                row.name,
-                str(row.devices),
-                "1",
-                str(row.replicas),
-                f"{row.losses[-1]:.7g}" if row.losses else "-",
-                f"{row.deviation:.1e}" if compared else "-",
-                str(row.at) if compared and row.deviation else "-",
-                row.sha256[:12] or "-",
-                row.verdict,
-            )
-        )
+        loss = f"{row.losses[-1]:.7g}" if row.losses else "-"
+        deviation = f"{row.deviation:.1e}" if row.losses and row.against else "-"
+        at = str(row.at) if row.deviation else "-"
+        counts = (str(row.devices), "1", str(row.replicas))
+        table.append((row.name, *counts, loss, deviation, at, row.sha256[:12] or "-", row.verdict))
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
     return "\n" + "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table)

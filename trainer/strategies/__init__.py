@@ -1,8 +1,11 @@
 """Where logical replicas run. `create` picks the strategy; base.py is the contract."""
 
 import importlib
+from typing import cast
 
+from trainer import plugins
 from trainer.config import Config
+from trainer.errors import UserError
 from trainer.strategies.base import Strategy
 
 _MODULES = {
@@ -14,7 +17,21 @@ _MODULES = {
 
 
 def create(config: Config, backend: str) -> Strategy:
-    """The strategy that the flags name, on this machine's devices."""
-    module = importlib.import_module(f"trainer.strategies.{_MODULES[config.strategy, backend]}")
-    strategy: Strategy = module.create(config)
+    """The strategy that the flags name, on this machine's devices.
+
+    Raises:
+      UserError: the user's own strategy is not to be found, or is none.
+    """
+    if not config.has_own_strategy:
+        module = importlib.import_module(f"trainer.strategies.{_MODULES[config.strategy, backend]}")
+        return cast(Strategy, module.create(config))
+    factory, arguments = plugins.resolve(config.strategy, "strategy", "trainer.strategies", "create")
+    strategy = plugins.call(factory, arguments, {"config": config}, flag="strategy", spec=config.strategy)
+    if not isinstance(strategy, Strategy):
+        raise UserError(
+            "strategy",
+            config.strategy,
+            f"returned a {type(strategy).__name__}",
+            "return a trainer.strategies.base.Strategy; docs/extending.md has a whole one",
+        )
     return strategy

@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import math
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,6 @@ import tensorflow as tf
 from jax.sharding import NamedSharding, PartitionSpec
 
 from input_pipeline.pipeline import Batch, Pipeline
-from trainer import layouts, plugins
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.layouts import Layout
@@ -23,7 +21,7 @@ from trainer.program import Program
 from trainer.step import Sums, Totals, Values, mean_gradients, mean_state
 from trainer.strategies.base import Block, Strategy
 from trainer.strategies.data_parallel import ExactLoop, FastLoop
-from trainer.strategies.sharded import Forward, Placing, ShardedLoop, over_replicas
+from trainer.strategies.sharded import Forward, Placing, ShardedLoop, layout_of, over_replicas
 
 _BY_REPLICA = PartitionSpec(None, "data")  # (K, V, ...)
 
@@ -61,22 +59,6 @@ def create(config: Config, abstract: bool = False) -> "DeviceMesh":
         )
     sizes = sizes or {"data": wanted}
     return DeviceMesh(devices, description, sizes, layout_of(config, sizes), config.exact, abstract)
-
-
-def layout_of(config: Config, sizes: dict[str, int]) -> Layout:
-    """The layout that --layout names, perhaps from the model's module."""
-    build, _ = plugins.resolve(config.model, "model", "trainer.models", "build")
-    beside = getattr(sys.modules.get(getattr(build, "__module__", "")), "LAYOUTS", {})
-    layout = layouts.create(config.layout, beside, sizes)
-    if config.exact and (layout.shards or len(sizes) > 1):
-        raise UserError(
-            "exact",
-            True,
-            f"can't be held under --layout={config.layout} and --mesh={config.mesh}: where a product is "
-            "shared out over devices, XLA chooses the order in which it is added up",
-            "drop --exact, or use --layout=replicated and a mesh of the data axis alone",
-        )
-    return layout
 
 
 class DeviceMesh(Strategy):

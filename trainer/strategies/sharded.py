@@ -5,6 +5,7 @@ b examples of a replica.
 """
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -19,6 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from keras.src.distribution.distribution_lib import Distribution
 
 from input_pipeline.pipeline import Batch
+from trainer import layouts, plugins
+from trainer.config import Config
 from trainer.errors import UserError
 from trainer.layouts import Layout
 from trainer.step import Sums, Totals, Values, add_step
@@ -26,6 +29,22 @@ from trainer.strategies.base import Block
 
 _DATA = "data"
 Forward = Callable[[list[Any], Values, Batch], tuple[Any, Sums]]
+
+
+def layout_of(config: Config, sizes: dict[str, int]) -> Layout:
+    """The layout that --layout names, perhaps from the model's module."""
+    build, _ = plugins.resolve(config.model, "model", "trainer.models", "build")
+    beside = getattr(sys.modules.get(getattr(build, "__module__", "")), "LAYOUTS", {})
+    layout = layouts.create(config.layout, beside, sizes)
+    if config.exact and (layout.shards or len(sizes) > 1):
+        raise UserError(
+            "exact",
+            True,
+            f"can't be held under --layout={config.layout} and --mesh={config.mesh}: where a product is "
+            "shared out over devices, XLA chooses the order in which it is added up",
+            "drop --exact, or use --layout=replicated and a mesh of the data axis alone",
+        )
+    return layout
 
 
 class Placing(Distribution):
