@@ -47,6 +47,8 @@ types: install  ## types alone
 bench: install  ## the overhead of a step beside Keras's own fit, interleaved
 	$(RUN) benchmarks/step_time.py tensorflow $(ARGS)
 	$(RUN) benchmarks/step_time.py jax $(ARGS)
+	$(RUN) benchmarks/exact_cost.py tensorflow
+	$(RUN) benchmarks/exact_cost.py jax
 
 clean:  ## remove the environment and the caches, not the runs
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache *.egg-info

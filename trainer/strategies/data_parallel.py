@@ -95,7 +95,9 @@ class ExactLoop:
         self._local_nodes = local // self._node_size
         self._sums: Any = None  # the structure of Sums
         self._one_leaf = jax.jit(lambda values, batch: jax.flatten_util.ravel_pytree(self._leaf(values, batch))[0])
-        self._cut = jax.jit(_at)
+        self._unstack = jax.jit(_unstack)
+        self._block: Any = None  # the last one, and its batches: [device][step][replica]
+        self._batches: list[list[list[Batch]]] = []
         self._finish = jax.jit(self._finish_step, donate_argnums=(0,) if update else ())
 
     def __call__(
@@ -104,19 +106,22 @@ class ExactLoop:
         if self._sums is None:
             batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
             self._sums = jax.eval_shape(self._leaf, values, batch)
+        if self._block is not block:
+            self._block, self._batches = block, [self._unstack(part) for part in _per_device(block)]
         whole = NamedSharding(self._mesh, _REPLICATED)
-        on_devices = [
-            list(parts)
-            for parts in zip(
-                _per_device(values), _per_device(jax.device_put(totals, whole)), _per_device(block), strict=True
-            )
-        ]
+        on_devices = list(zip(_per_device(values), _per_device(jax.device_put(totals, whole)), strict=True))
         for i in range(count):
-            sums = self._exchange([self._local_sums(values, block, first + i) for values, _, block in on_devices])
-            for parts, total in zip(on_devices, sums, strict=True):
-                parts[:2] = self._finish(*parts[:2], total, np.int32(step + i))
-            self._settle([parts[1] for parts in on_devices])
-        new_values, totals = (_joined(whole, part) for part in list(zip(*on_devices, strict=True))[:2])
+            local = [
+                self._local_sums(values, batches[first + i])
+                for (values, _), batches in zip(on_devices, self._batches, strict=True)
+            ]
+            number = np.int32(step + i)
+            on_devices = [
+                self._finish(values, totals, total, number)
+                for (values, totals), total in zip(on_devices, self._exchange(local), strict=True)
+            ]
+            self._settle([totals for _, totals in on_devices])
+        new_values, totals = (_joined(whole, part) for part in zip(*on_devices, strict=True))
         return new_values if self._update else None, totals
 
     def _settle(self, result: Any) -> None:
@@ -125,13 +130,12 @@ class ExactLoop:
         if self._on_cpu and self._devices > 1:
             jax.block_until_ready(result)
 
-    def _local_sums(self, values: Values, block: Block, i: int) -> list[Any]:
+    def _local_sums(self, values: Values, batches: list[Batch]) -> list[Any]:
         """The nodes that one device's logical replicas add up to, each (N,)."""
         found = []
-        for node in range(self._local_nodes):
+        for first in range(0, len(batches), self._node_size):
             nodes: list[Any] = [None] * self._node_size.bit_length()
-            for r in range(self._node_size):
-                batch = self._cut(block, np.int32(i), np.int32(node * self._node_size + r))
+            for r, batch in enumerate(batches[first : first + self._node_size]):
                 carries = (~r & (r + 1)).bit_length() - 1  # trailing ones
                 nodes = Tree.push(nodes, self._one_leaf(values, batch), carries, jnp.add)
             found.append(nodes[-1])
@@ -181,6 +185,12 @@ class ExactLoop:
 def _at(block: Block, *index: Any) -> Batch:
     """The part of a block at an index of its leading dims."""
     return jax.tree.map(lambda a: a[index], block)
+
+
+def _unstack(block: Block) -> list[list[Batch]]:
+    """(K, n, b, ...) -> batches of one replica each, [step][replica]."""
+    steps, replicas = jax.tree.leaves(block)[0].shape[:2]
+    return [[_at(block, i, r) for r in range(replicas)] for i in range(steps)]
 
 
 def _per_device(tree: Any) -> list[Any]:

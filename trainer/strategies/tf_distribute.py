@@ -214,9 +214,17 @@ def _add(a: list[Any], b: list[Any]) -> list[Any]:
 
 
 def _add_in_tree_order(strategy: Any, vectors: list[Any]) -> Any:
-    """The tree over all devices' nodes, on the first device; every device reads the result."""
+    """The tree over all devices' nodes, each sum where its left part is; every device reads the result."""
+
+    def add(left: tuple[str, Any], right: tuple[str, Any]) -> tuple[str, Any]:
+        device, vector = left
+        with tf.device(device):
+            return device, vector + right[1]
+
     per_device = zip(*map(strategy.experimental_local_results, vectors), strict=True)
-    return Tree.add_up([node for nodes in per_device for node in nodes], tf.add)
+    devices = strategy.extended.worker_devices
+    nodes = [(device, node) for device, nodes in zip(devices, per_device, strict=True) for node in nodes]
+    return Tree.add_up(nodes, add)[1]
 
 
 def _assign(variables: list[Any], values: list[Any]) -> None:
