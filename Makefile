@@ -37,8 +37,8 @@ test-long: install  ## the tests that take longer, too
 	$(RUN) -m pytest -n $(JOBS) -m "long or not long" $(ARGS)
 
 lint: install  ## style and types
-	$(VENV)/bin/ruff check trainer input_pipeline tests benchmarks
-	$(VENV)/bin/ruff format --check trainer input_pipeline tests benchmarks
+	$(VENV)/bin/ruff check trainer input_pipeline launch tests benchmarks
+	$(VENV)/bin/ruff format --check trainer input_pipeline launch tests benchmarks
 	$(VENV)/bin/mypy
 
 types: install  ## types alone

@@ -11,6 +11,7 @@ from trainer.config import Config, define_flags, from_flags
 FLOORS = {
     "trainer.errors": 0,
     "trainer.clock": 0,
+    "trainer.cluster": 0,
     "trainer.config": 0,
     "trainer.backend": 0,
     "trainer.plugins": 0,

@@ -34,12 +34,12 @@ def start(*arguments: str, cwd: pathlib.Path = REPOSITORY, **env: str) -> "subpr
 
 
 def trainer(
-    *arguments: str, code: int = 0, cwd: pathlib.Path = REPOSITORY, **env: str
+    *arguments: str, code: int = 0, cwd: pathlib.Path = REPOSITORY, timeout: float = TIMEOUT, **env: str
 ) -> "subprocess.CompletedProcess[str]":
     """Runs `python -m trainer` to its end and checks its exit code."""
     process = start(*arguments, cwd=cwd, **env)
     try:
-        out, err = process.communicate(timeout=TIMEOUT)
+        out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         process.kill()
         raise

@@ -12,16 +12,20 @@ from typing import Any, NoReturn
 from absl import app, flags
 
 from trainer import backend
+from trainer.cluster import resolve
 from trainer.config import define_flags, from_flags
-from trainer.errors import UserError
+from trainer.errors import PEER_LOST, UserError
 
 VERBS = ("train", "evaluate", "export", "explain", "probe", "verify")
+# What the backends raise in a process whose peer is gone; by name, since no backend may be imported here.
+_LOST = ("UnavailableError", "DeadlineExceededError", "AbortedError", "JaxRuntimeError")
 ON_A_RUN = ("evaluate", "export")  # these start from the flags that a run was started with
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs a verb. Returns the exit code."""
     config = from_flags()
+    resolve()  # a wrong description of the cluster is said before anything heavy is imported
     verb = argv[1] if len(argv) > 1 else "train"
     if verb == "export":
         # A SavedModel is TensorFlow's format, and a checkpoint restores on either backend.
@@ -73,8 +77,16 @@ def _guarded(function: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> A
 def _run(argv: Sequence[str]) -> None:
     try:
         _leave(_guarded(main, argv))
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
+        cluster = resolve()
+        if cluster.size > 1 and type(error).__name__ in _LOST:
+            print(
+                f"onecurve: process {cluster.index} lost a peer. The first failure is another process's; this one is "
+                "well, and the same command continues the run from its last checkpoint",
+                file=sys.stderr,
+            )
+            _leave(PEER_LOST)
         _leave(1)
 
 

@@ -11,6 +11,7 @@ from input_pipeline.dataset import Dataset
 from input_pipeline.pipeline import Pipeline, block_steps
 from input_pipeline.source import DataError, Source
 from trainer import backend, plugins, strategies
+from trainer.cluster import ALONE, Cluster
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.program import Program
@@ -28,6 +29,7 @@ class Assembly:
       steps: length of the run.
       strategy: where it computes.
       program: what is trained.
+      cluster: the processes.
     """
 
     config: Config
@@ -35,6 +37,7 @@ class Assembly:
     steps: int
     strategy: Strategy
     program: Program
+    cluster: Cluster = ALONE
 
     def pipeline(self, source: Source, shuffled: bool) -> Pipeline:
         """Batches of a source for this strategy's devices."""
@@ -72,12 +75,13 @@ class Assembly:
         return {f"{prefix}{k}": v for k, v in self.program.objective.results(totals).items()}
 
 
-def assemble(config: Config, recorded_replicas: int = 0, training: bool = True) -> Assembly:
+def assemble(config: Config, recorded_replicas: int = 0, training: bool = True, cluster: Cluster = ALONE) -> Assembly:
     """Reads the dataset, takes the devices and builds the program.
 
     Args:
       config: the flags.
       recorded_replicas: logical replicas of the run, where it was started before; else 0.
+      cluster: the processes.
       training: whether the run will be trained. If not, any number of devices will do: in evaluation
         the logical replicas only share the examples out.
 
@@ -87,7 +91,7 @@ def assemble(config: Config, recorded_replicas: int = 0, training: bool = True) 
     config = dataclasses.replace(config, replicas=recorded_replicas or config.replicas)
     data = load_dataset(config)
     with backend.quiet():  # TensorFlow looks for GPUs, and complains of each way in which there are none
-        strategy = strategies.create(config, keras.config.backend())
+        strategy = strategies.create(config, keras.config.backend(), cluster)
     replicas = config.replicas or strategy.devices
     if not training and replicas % strategy.devices:
         replicas = strategy.devices
@@ -98,7 +102,7 @@ def assemble(config: Config, recorded_replicas: int = 0, training: bool = True) 
         steps = math.ceil((config.epochs or 15) * len(data.train) / config.global_batch)
     program = Program(config, data, steps, replicas, strategy.scope())
     strategy.compile(program)
-    return Assembly(config, data, steps, strategy, program)
+    return Assembly(config, data, steps, strategy, program, cluster)
 
 
 def load_dataset(config: Config) -> Dataset:

@@ -16,6 +16,7 @@ from trainer.errors import UserError
 _BACKENDS = {
     "one_device": ("tensorflow", "jax"),
     "mirrored": ("tensorflow",),
+    "multi_worker_mirrored": ("tensorflow",),
     "device_mesh": ("jax",),
 }
 

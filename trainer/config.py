@@ -19,7 +19,7 @@ from trainer import layouts
 from trainer.clock import Interval
 from trainer.errors import UserError
 
-STRATEGIES = ("one_device", "mirrored", "device_mesh")
+STRATEGIES = ("one_device", "mirrored", "multi_worker_mirrored", "device_mesh")
 PRECISIONS = ("float32", "bfloat16", "mixed_bfloat16", "mixed_float16")
 
 

@@ -3,6 +3,7 @@
 OK = 0
 USER_ERROR = 2
 PREEMPTED = 75  # told to stop; state saved; start again to continue
+PEER_LOST = 69
 BUSY = 76  # another process owns the run directory
 
 
@@ -18,5 +19,6 @@ class UserError(Exception):
     """
 
     def __init__(self, flag: str, value: object, reason: str, fix: str, exit_code: int = USER_ERROR) -> None:
-        super().__init__(f"--{flag}={value}: {reason}\n  Fix: {fix}")
+        name = flag if flag[:1].isupper() else f"--{flag}"  # TF_CONFIG is no flag
+        super().__init__(f"{name}={value}: {reason}\n  Fix: {fix}")
         self.exit_code = exit_code

@@ -42,9 +42,11 @@ class Recovery:
       config: gives keep and initialize_from.
       directory: the run directory.
       program: what is saved.
+      writes: whether this process does; the others of a cluster decide the same, and leave it to it.
     """
 
-    def __init__(self, config: Config, directory: RunDirectory, program: Program) -> None:
+    def __init__(self, config: Config, directory: RunDirectory, program: Program, writes: bool = True) -> None:
+        self._writes = writes
         self._config, self._directory, self._program = config, directory, program
         self._best: dict[str, Any] = {}
         self._when_due = self._when_best = keras.callbacks.ModelCheckpoint("unset.keras")  # until `restore`
@@ -60,7 +62,7 @@ class Recovery:
 
     def restore(self) -> Restored:
         """Loads the newest checkpoint that can be trusted, or the initial state."""
-        for leftover in self._directory.checkpoints.glob(".*"):  # of writes that were killed
+        for leftover in self._directory.checkpoints.glob(".*") if self._writes else ():  # of writes that were killed
             shutil.rmtree(leftover, ignore_errors=True)
         damaged = []
         for path, manifest in checkpoint.newest(self._directory.checkpoints):
@@ -70,7 +72,8 @@ class Recovery:
                 checkpoint.read(path, self._program, manifest)
             except checkpoint.Damaged as error:
                 damaged.append(str(error))
-                path.rename(path.with_name(f"damaged-{path.name}"))
+                if self._writes:
+                    path.rename(path.with_name(f"damaged-{path.name}"))
                 continue
             self._watch(manifest["best"])
             aside = "".join(f"\n  set aside as damaged: {error}" for error in damaged)
@@ -132,7 +135,8 @@ class Recovery:
         """What the two ModelCheckpoints call in a model's place: commits the whole run, never in place."""
         if self._when_best.best != self._best.get("val_loss"):
             self._best = self._state["metrics"] | {"step": self._program.step}
-        checkpoint.write(self._directory.checkpoints, self._program, {**self._state, "best": self._best})
+        if self._writes:
+            checkpoint.write(self._directory.checkpoints, self._program, {**self._state, "best": self._best})
         self._committed = True
 
     @property
@@ -165,6 +169,8 @@ class Recovery:
         )
 
     def _prune(self) -> None:
+        if not self._writes:
+            return
         saved = checkpoint.steps(self._directory.checkpoints)
         for step in saved[: -self._config.keep]:
             if step != self._best.get("step"):

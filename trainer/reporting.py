@@ -62,6 +62,15 @@ class Ledger:
         return {k: round(v, 3) for k, v in [*self.seconds.items(), ("other", max(0.0, other))]}
 
 
+class Nothing:
+    """Reports nothing: for the processes of a cluster that are not the chief."""
+
+    last: Mapping[str, float] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: None
+
+
 class Reporting:
     """Reports a training run.
 

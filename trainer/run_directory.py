@@ -16,11 +16,16 @@ from trainer.errors import BUSY, UserError
 class RunDirectory:
     """Exclusive owner of a run directory, for the length of a `with` block.
 
+    Args:
+      config: names it.
+      owner: whether this process writes it; the others of a cluster only read.
+
     Raises (on entering):
       UserError: not writable, in use by another process, or another run's.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, owner: bool = True) -> None:
+        self._owner = owner
         self.path = config.directory()
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tensorboard"
@@ -32,6 +37,8 @@ class RunDirectory:
         self._lock: int | None = None
 
     def __enter__(self) -> Self:
+        if not self._owner:
+            return self
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._acquire()
@@ -122,6 +129,8 @@ class RunDirectory:
         Raises:
           UserError: the model or the data are not what they were; the differing entries are named.
         """
+        if not self._owner:
+            return
         recorded = self.definition()
         if recorded is None:
             flags = self._config.definition() | {"replicas": replicas}

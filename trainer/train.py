@@ -9,19 +9,20 @@ from trainer import callbacks as keras_callbacks
 from trainer import printout
 from trainer.assembly import Assembly, assemble
 from trainer.clock import Clock, Interval
+from trainer.cluster import resolve
 from trainer.config import Config
-from trainer.errors import OK, PREEMPTED
-from trainer.recovery import Recovery
-from trainer.reporting import Ledger, Reporting
+from trainer.errors import OK, PREEMPTED, UserError
+from trainer.recovery import Recovery, Restored
+from trainer.reporting import Ledger, Nothing, Reporting
 from trainer.run_directory import RunDirectory, replace
 
 
 def run(config: Config) -> int:
     """Trains from wherever the run stands to its last step. Returns the exit code."""
-    ledger = Ledger()
-    with RunDirectory(config) as directory:
+    ledger, cluster = Ledger(), resolve()
+    with RunDirectory(config, cluster.is_chief) as directory:
         with ledger("start"):
-            parts = assemble(config, directory.check_flags())  # where, what
+            parts = assemble(config, directory.check_flags(), cluster=cluster)  # where, what
             directory.record(parts.program.replicas, printout.facts(parts))
             training = Training(parts, directory, ledger)  # since when, how it is going
         pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
@@ -36,7 +37,9 @@ def run(config: Config) -> int:
                 training.do_what_is_due()
                 if training.ended:
                     break
-        return training.finish()
+        code = training.finish()
+        parts.strategy.close()
+        return code
 
 
 class Training:
@@ -51,10 +54,10 @@ class Training:
     def __init__(self, parts: Assembly, directory: RunDirectory, ledger: Ledger) -> None:
         self._parts, self._directory, self._ledger = parts, directory, ledger
         config = parts.config
-        self._recovery = Recovery(config, directory, parts.program)
-        restored = self._recovery.restore()
+        self._recovery = Recovery(config, directory, parts.program, parts.cluster.is_chief)
+        restored = self._restore()
         self.step, self._totals, self._stopped = restored.step, restored.totals, restored.stopped
-        self._compiled = False
+        self._compiled, self._signal = False, 0  # the signal that all processes have agreed to obey
         intervals = {"log": config.log_every, "evaluate": config.evaluate_every, "save": config.save_every}
         if config.callbacks:
             intervals["epoch"] = "1epoch"
@@ -65,7 +68,9 @@ class Training:
             {name: Interval.parse(text) for name, text in intervals.items()},
             config.profile_range() or (),
         )
-        self._reporting = Reporting(config, directory, parts.steps, self.step, ledger)
+        self._reporting: Any = Nothing()
+        if parts.cluster.is_chief:
+            self._reporting = Reporting(config, directory, parts.steps, self.step, ledger)
         self._reporting.say(printout.opening(parts, directory.path, restored.origin, self.step))
         self._reporting.define(printout.texts(parts), parts.program.model, config.definition())
         self._callbacks = keras_callbacks.create(config.callbacks, parts.program.model)
@@ -79,10 +84,27 @@ class Training:
         if not self.step:
             self._save({}, due=True)  # from here on there is always a good checkpoint
 
+    def _restore(self) -> Restored:
+        """The chief first, which sets damaged checkpoints aside; then the others read the same."""
+        if not self._parts.cluster.is_chief:
+            self._parts.strategy.gather(0)
+        restored = self._recovery.restore()
+        if self._parts.cluster.is_chief:
+            self._parts.strategy.gather(0)
+        steps = self._parts.strategy.gather(restored.step)
+        if len(set(steps)) > 1:
+            raise UserError(
+                "run_dir",
+                self._directory.path,
+                f"gives the processes different steps to continue from: {steps}",
+                "put it on a file system that all of them share",
+            )
+        return restored
+
     @property
     def ended(self) -> bool:
         """Whether there is nothing left to do, or somebody asked to stop."""
-        return self.step >= self._parts.steps or self._stopped or bool(self._recovery.signal)
+        return self.step >= self._parts.steps or self._stopped or bool(self._signal)
 
     def advance(self, block: Any, first: int, end: int) -> None:
         """Runs the steps up to `end` on a block, the first of them being the block's `first`."""
@@ -98,7 +120,7 @@ class Training:
 
     def do_what_is_due(self) -> None:
         """Everything that happens between steps, in one place and one order."""
-        due, last = self.clock.due(self.step), self.step >= self._parts.steps
+        due, last = self._agreed(self.clock.due(self.step)), self.step >= self._parts.steps
         metrics: dict[str, float] = {}
         evaluation: dict[str, float] = {}
         self._profile()
@@ -116,9 +138,17 @@ class Training:
                 self._callbacks.on_epoch_end(epoch - 1, metrics | self._validation)
                 self._callbacks.on_epoch_begin(epoch)
             self._stopped = bool(self._parts.program.model.stop_training)
-        save = "save" in due or last or self._stopped or bool(self._recovery.signal)
+        save = "save" in due or last or self._stopped or bool(self._signal)
         if save or evaluation:
             self._save(evaluation, save)
+
+    def _agreed(self, due: set[str]) -> set[str]:
+        """What the chief finds due, for clocks differ; and a signal that any process was sent reaches all."""
+        names = sorted(self.clock.intervals)
+        bits = sum(1 << i for i, name in enumerate(names) if name in due)
+        gathered = self._parts.strategy.gather(bits | self._recovery.signal << len(names))
+        self._signal = max(value >> len(names) for value in gathered)
+        return {name for i, name in enumerate(names) if gathered[0] >> i & 1}
 
     def _evaluate(self) -> dict[str, float]:
         source = self._parts.dataset.validation
@@ -152,7 +182,7 @@ class Training:
         """Ends the run or, when it was told to stop, this start of it. Returns the exit code."""
         parts, reporting = self._parts, self._reporting
         if self.step < parts.steps and not self._stopped:
-            reporting.say(printout.preempted(parts, self._recovery.signal, self.step))
+            reporting.say(printout.preempted(parts, self._signal, self.step))
             reporting.close()
             return PREEMPTED
         self._callbacks.on_train_end()
@@ -172,6 +202,9 @@ class Training:
             "seconds": seconds,
             "goodput": seconds.get("step", 0.0) / max(1e-9, sum(seconds.values())),
         }
+        parts.strategy.gather(0)  # nobody leaves while another still computes
+        if not parts.cluster.is_chief:
+            return OK
         replace(self._directory.summary, json.dumps(summary, indent=1))
         reporting.finish(summary)
         reporting.say(printout.ending(parts, self._directory.path, summary))

@@ -31,7 +31,7 @@ class Row:
     """One run of the table.
 
     Attributes:
-      name, backend, devices, replicas: what is run.
+      name, backend, devices, replicas, processes: what is run.
       against: name of the row that it is compared with; '' for the reference itself.
       bits: whether it must equal that to the bit; else within `within`, relative; None: not compared.
       losses: of each step, once run.
@@ -51,12 +51,14 @@ class Row:
     deviation: float = 0.0
     at: int = 0
     verdict: str = ""
+    processes: int = 1
 
     def flags(self) -> list[str]:
         """Where it runs."""
         if self.devices == 1:
             return ["--strategy=one_device", f"--backend={self.backend}"]
-        strategy = "mirrored" if self.backend == "tensorflow" else "device_mesh"
+        several = "mirrored" if self.processes == 1 else "multi_worker_mirrored"
+        strategy = several if self.backend == "tensorflow" else "device_mesh"
         return [f"--strategy={strategy}", f"--devices={self.devices}"]
 
 
@@ -130,6 +132,8 @@ class Runs:
             rows.append(Row(f"{first}, again", backend, 1, v, first))
             name = "mirrored" if backend == "tensorflow" else "device_mesh"
             rows += [Row(f"{name} x{r}", backend, r, v, first) for r in (2, 4) if v % r == 0]
+            if v % 2 == 0:
+                rows.append(Row(f"2 processes {backend}", backend, 2, v, first, processes=2))
             if not probed["random"] and not batch_statistics:
                 rows.append(Row(f"{first}, 1 replica", backend, 1, 1, first, False, within))
         for row in rows:
@@ -158,6 +162,7 @@ class Runs:
             "--save_every=1",
             f"--keep={self.steps + 1}",
             f"--run_dir={path}",
+            processes=row.processes,
         )
         if process.returncode:
             row.verdict = f"FAIL: ends with exit code {process.returncode}: {_last_line(process)}"
@@ -221,8 +226,9 @@ class Runs:
     def _path(self, row: Row) -> pathlib.Path:
         return self._directory / row.name.replace(",", "").replace(" ", "-")
 
-    def _trainer(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "trainer", *arguments, *self._flags]
+    def _trainer(self, *arguments: str, processes: int = 1) -> "subprocess.CompletedProcess[str]":
+        program = ["trainer"] if processes == 1 else ["launch.local", f"--processes={processes}", "--"]
+        command = [sys.executable, "-m", *program, *arguments, *self._flags]
         environment = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"}
         return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
 
@@ -238,7 +244,7 @@ def _table(rows: Sequence[Row]) -> str:
         loss = f"{row.losses[-1]:.7g}" if row.losses else "-"
         deviation = f"{row.deviation:.1e}" if row.losses and row.against else "-"
         at = str(row.at) if row.deviation else "-"
-        counts = (str(row.devices), "1", str(row.replicas))
+        counts = (str(row.devices), str(row.processes), str(row.replicas))
         table.append((row.name, *counts, loss, deviation, at, row.sha256[:12] or "-", row.verdict))
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
     return "\n" + "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table)

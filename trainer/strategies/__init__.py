@@ -4,27 +4,40 @@ import importlib
 from typing import cast
 
 from trainer import plugins
+from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.strategies.base import Strategy
 
 _MODULES = {
-    ("one_device", "tensorflow"): "tf_distribute",
-    ("mirrored", "tensorflow"): "tf_distribute",
+    ("one_device", "tensorflow"): "mirrored",
+    ("mirrored", "tensorflow"): "mirrored",
+    ("multi_worker_mirrored", "tensorflow"): "multi_worker_mirrored",
     ("one_device", "jax"): "device_mesh",
     ("device_mesh", "jax"): "device_mesh",
 }
 
 
-def create(config: Config, backend: str) -> Strategy:
-    """The strategy that the flags name, on this machine's devices.
+_OF_MANY_PROCESSES = ("multi_worker_mirrored", "device_mesh")
+
+
+def create(config: Config, backend: str, cluster: Cluster) -> Strategy:
+    """The strategy that the flags name, on the devices of this machine or of the cluster.
 
     Raises:
-      UserError: the user's own strategy is not to be found, or is none.
+      UserError: the user's own strategy is not to be found, or is none; or the cluster has several
+        processes, and the strategy none for them.
     """
+    if cluster.size > 1 and config.strategy not in _OF_MANY_PROCESSES:
+        raise UserError(
+            "strategy",
+            config.strategy,
+            f"runs in one process, but {cluster.source} names {cluster.size}",
+            f"use --strategy={' or --strategy='.join(_OF_MANY_PROCESSES)}, or unset {cluster.source}",
+        )
     if not config.has_own_strategy:
         module = importlib.import_module(f"trainer.strategies.{_MODULES[config.strategy, backend]}")
-        return cast(Strategy, module.create(config))
+        return cast(Strategy, module.create(config, cluster))
     factory, arguments = plugins.resolve(config.strategy, "strategy", "trainer.strategies", "create")
     strategy = plugins.call(factory, arguments, {"config": config}, flag="strategy", spec=config.strategy)
     if not isinstance(strategy, Strategy):

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from input_pipeline.pipeline import Batch, Pipeline
+from trainer.cluster import ALONE, Cluster
 from trainer.program import Program
 from trainer.step import Totals
 
@@ -27,10 +28,12 @@ class Strategy(abc.ABC):
     Attributes:
       devices: R, over all processes.
       description: the devices in words, for people.
+      cluster: the processes; this one owns R / cluster.size devices.
     """
 
     devices: int
     description: str
+    cluster: Cluster = ALONE
 
     @abc.abstractmethod
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -42,8 +45,13 @@ class Strategy(abc.ABC):
 
     def shares(self, replicas: int) -> list[range]:
         """The logical replicas that are fed apart: one range per local device."""
-        n = replicas // self.devices
-        return [range(d * n, (d + 1) * n) for d in range(self.devices)]
+        n, local = replicas // self.devices, self.devices // self.cluster.size
+        first = self.cluster.index * local
+        return [range(d * n, (d + 1) * n) for d in range(first, first + local)]
+
+    def gather(self, value: int) -> list[int]:
+        """The value that each process gave, in their order; all must call it, and wait for each other."""
+        return [value]
 
     def elements_on_device(self, variable: keras.Variable) -> int:
         """How many elements of a variable of the program one device holds: all, where nothing is sharded."""
@@ -71,6 +79,9 @@ class Strategy(abc.ABC):
     @abc.abstractmethod
     def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
         """Adds `count` evaluation steps of a block to the totals; changes no variable."""
+
+    def close(self) -> None:  # noqa: B027
+        """Leaves the cluster, in step with its other processes. Nothing is computed afterwards."""
 
     @abc.abstractmethod
     def trace(self, directory: str, start: bool) -> None:

@@ -47,7 +47,7 @@ class FastLoop:
         self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
     ) -> tuple[Values | None, Totals]:
         # Fresh totals and those of an earlier call must look alike, or JAX compiles twice.
-        totals = jax.device_put(totals, NamedSharding(self._mesh, _REPLICATED))
+        totals = placed(totals, NamedSharding(self._mesh, _REPLICATED))
         return self.program(values, totals, block, *map(np.int32, (first, count, step)))
 
     # What follows runs on one device.
@@ -109,7 +109,7 @@ class ExactLoop:
         if self._block is not block:
             self._block, self._batches = block, [self._unstack(part) for part in _per_device(block)]
         whole = NamedSharding(self._mesh, _REPLICATED)
-        on_devices = list(zip(_per_device(values), _per_device(jax.device_put(totals, whole)), strict=True))
+        on_devices = list(zip(_per_device(values), _per_device(placed(totals, whole)), strict=True))
         for i in range(count):
             local = [
                 self._local_sums(values, batches[first + i])
@@ -185,6 +185,24 @@ class ExactLoop:
 def _at(block: Block, *index: Any) -> Batch:
     """The part of a block at an index of its leading dims."""
     return jax.tree.map(lambda a: a[index], block)
+
+
+def placed(tree: Any, sharding: NamedSharding) -> Any:
+    """Arrays, the same on all processes, as the sharding says.
+
+    Not by jax.device_put alone: from one process's device onto those of several, JAX 0.10 makes an array
+    that can't be taken apart again.
+    """
+
+    def place(array: Any) -> Any:
+        if isinstance(array, jax.Array) and array.sharding.is_equivalent_to(sharding, array.ndim):
+            return array
+        if sharding.is_fully_addressable:
+            return jax.device_put(array, sharding)
+        host = np.asarray(array)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return jax.tree.map(place, tree)
 
 
 def _unstack(block: Block) -> list[list[Batch]]:

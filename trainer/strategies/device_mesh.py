@@ -10,55 +10,34 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-import tensorflow as tf
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from input_pipeline.pipeline import Batch, Pipeline
+from trainer.cluster import ALONE, Cluster
 from trainer.config import Config
-from trainer.errors import UserError
 from trainer.layouts import Layout
 from trainer.program import Program
 from trainer.step import Sums, Totals, Values, mean_gradients, mean_state
+from trainer.strategies import jax_devices
 from trainer.strategies.base import Block, Strategy
-from trainer.strategies.data_parallel import ExactLoop, FastLoop
+from trainer.strategies.data_parallel import ExactLoop, FastLoop, placed
 from trainer.strategies.sharded import Forward, Placing, ShardedLoop, layout_of, over_replicas
 
 _BY_REPLICA = PartitionSpec(None, "data")  # (K, V, ...)
 
 
-def create(config: Config, abstract: bool = False) -> "DeviceMesh":
+def create(config: Config, cluster: Cluster = ALONE, abstract: bool = False) -> "DeviceMesh":
     """A mesh of real devices, or of virtual CPUs where those are too few.
 
     Args:
       config: the flags.
+      cluster: the processes, whose devices the mesh has in their order.
       abstract: variables are to have no values: for `explain`.
     """
-    sizes = config.mesh_sizes()
-    wanted = 1 if config.strategy == "one_device" else math.prod(sizes.values()) if sizes else config.devices
-    tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data here; the GPUs are JAX's
-    # Takes effect because no JAX device has been asked for yet; costs nothing if accelerators are used. As
-    # many as there are replicas, though some stay idle: XLA's thread pool grows with the devices, and how
-    # a long product is split into threads shows in its bits.
-    jax.config.update("jax_num_cpu_devices", max(1, wanted, config.replicas))
-    real = [d for d in jax.devices() if d.platform != "cpu"]
-    wanted = wanted or max(1, len(real))
-    if len(real) >= wanted:
-        devices, description = real[:wanted], f"{wanted} of {len(real)} {real[0].device_kind}"
-    else:
-        devices = jax.devices("cpu")[:wanted]
-        description = (
-            "1 CPU" if wanted == 1 else f"{wanted} virtual CPU devices (this machine has {len(real)} accelerators)"
-        )
-        jax.config.update("jax_default_device", devices[0])
-    if len(devices) < wanted:
-        raise UserError(
-            "devices",
-            wanted,
-            f"JAX made {len(devices)} CPU devices only",
-            "set XLA_FLAGS=--xla_force_host_platform_device_count before the start, or unset it",
-        )
-    sizes = sizes or {"data": wanted}
-    return DeviceMesh(devices, description, sizes, layout_of(config, sizes), config.exact, abstract)
+    devices, description = jax_devices.take(config, cluster)
+    sizes = config.mesh_sizes() or {"data": len(devices)}
+    return DeviceMesh(devices, description, sizes, layout_of(config, sizes), config.exact, cluster, abstract)
 
 
 class DeviceMesh(Strategy):
@@ -70,6 +49,7 @@ class DeviceMesh(Strategy):
       sizes: of the mesh's axes, data first.
       layout: where variables go.
       exact: whether sums follow the tree on accelerators, too.
+      cluster: the processes.
       abstract: whether variables have no values.
     """
 
@@ -80,9 +60,10 @@ class DeviceMesh(Strategy):
         sizes: dict[str, int],
         layout: Layout,
         exact: bool,
+        cluster: Cluster = ALONE,
         abstract: bool = False,
     ) -> None:
-        self.devices = sizes["data"]
+        self.devices, self.cluster = sizes["data"], cluster
         shape = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
         self.description = f"{description}, DeviceMesh({shape})"
         self.layout, self._exact, self._abstract = layout, exact, abstract
@@ -95,11 +76,21 @@ class DeviceMesh(Strategy):
         return self._placing.scope()
 
     def shares(self, replicas: int) -> list[range]:
-        return [range(replicas)]  # JAX splits one array over its devices by itself
+        # JAX splits one array over a process's devices by itself.
+        first, last = (replicas * p // self.cluster.size for p in (self.cluster.index, self.cluster.index + 1))
+        return [range(first, last)]
+
+    def gather(self, value: int) -> list[int]:
+        if self.cluster.size == 1:
+            return [value]
+        return [int(v) for v in multihost_utils.process_allgather(np.int32(value)).ravel()]
 
     def feed(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
         sharding = NamedSharding(self.mesh, _BY_REPLICA)
-        on_device = (jax.device_put(block, sharding) for block in pipeline.blocks(first_block))
+        on_device = (
+            jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, a), block)
+            for block in pipeline.blocks(first_block)
+        )
         ahead: collections.deque[Block] = collections.deque()
         for block in on_device:  # one block's transfer overlaps the steps of the block before
             ahead.append(block)
@@ -117,7 +108,7 @@ class DeviceMesh(Strategy):
         outputs = [f"{layer.path}/output" for layer in program.model._flatten_layers()]
         self.layout.check_all_used([*program.variables, *outputs])
         for variable in jax.tree.leaves(self._variables) if not self._abstract else ():
-            variable.assign(jax.device_put(variable.value, self.sharding(variable)))
+            variable.assign(placed(variable.value, self.sharding(variable)))
         # Virtual devices are there to show that the devices don't matter, and lose no fast interconnect.
         self._exact |= self._on_cpu and program.replicas > 1
         self._loops: dict[bool, ExactLoop | FastLoop | ShardedLoop] = {}
@@ -173,6 +164,10 @@ class DeviceMesh(Strategy):
         loop = self.loop(False, block)
         with self._placing.scope():
             return loop(self._values(), block, 0, count, 0, totals)[1]
+
+    def close(self) -> None:
+        if self.cluster.size > 1:
+            jax.distributed.shutdown()  # waits for the others, who would take our leaving for a crash
 
     def trace(self, directory: str, start: bool) -> None:
         if start:

@@ -26,6 +26,7 @@ from trainer.errors import UserError
 from trainer.layouts import Layout
 from trainer.step import Sums, Totals, Values, add_step
 from trainer.strategies.base import Block
+from trainer.strategies.data_parallel import placed
 
 _DATA = "data"
 Forward = Callable[[list[Any], Values, Batch], tuple[Any, Sums]]
@@ -165,7 +166,7 @@ class ShardedLoop:
     def __call__(
         self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
     ) -> tuple[Values | None, Totals]:
-        totals = jax.device_put(totals, self._whole)
+        totals = placed(totals, self._whole)
         for i in range(count):
             new_values, totals = self.program(values, totals, block, np.int32(first + i), np.int32(step + i))
             values = new_values or values

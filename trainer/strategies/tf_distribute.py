@@ -1,4 +1,4 @@
-"""tf.distribute: one device, or a mirrored copy of the variables on each of several.
+"""tf.distribute: one device, or a mirrored copy of the variables on each of several, in one or more processes.
 
 The loop over steps and the loop over a device's logical replicas are both tf.while_loops of one
 tf.function, so the host is not asked between steps.
@@ -12,39 +12,17 @@ import numpy as np
 import tensorflow as tf
 
 from input_pipeline.pipeline import Batch, Pipeline
-from trainer.config import Config
+from trainer.cluster import ALONE, Cluster
 from trainer.program import Program
 from trainer.step import Sums, Totals, Tree, add_step, mean_gradients, mean_state
 from trainer.strategies.base import Block, Strategy
 
 
-def create(config: Config) -> "TFDistribute":
-    """OneDeviceStrategy or MirroredStrategy on real devices, or on virtual CPUs where those are too few."""
-    if config.exact:
-        tf.config.experimental.enable_op_determinism()
-    gpus = tf.config.list_physical_devices("GPU")
-    wanted = 1 if config.strategy == "one_device" else config.devices or max(1, len(gpus))
-    if len(gpus) >= wanted:
-        names = [f"GPU:{i}" for i in range(wanted)]
-        description = f"{wanted} of {len(gpus)} GPUs"
-    else:
-        tf.config.set_visible_devices([], "GPU")
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * wanted)
-        names = [f"CPU:{i}" for i in range(wanted)]
-        description = "1 CPU" if wanted == 1 else f"{wanted} virtual CPU devices (this machine has {len(gpus)} GPUs)"
-    # Virtual devices are there to show that the devices don't matter, and lose no fast interconnect.
-    exact = config.exact or ("CPU" in names[0] and max(config.replicas, wanted) > 1)
-    if exact:
-        # These rewrite operations after the graph around them, so that the same step would be rounded
-        # otherwise on one device and on two.
-        passes = ("arithmetic_optimization", "constant_folding", "remapping")
-        tf.config.optimizer.set_experimental_options(dict.fromkeys(passes, False))
-    if config.strategy == "one_device":
-        strategy = tf.distribute.OneDeviceStrategy(names[0])
-    else:
-        strategy = tf.distribute.MirroredStrategy(names)
-    return TFDistribute(strategy, f"{description}, {type(strategy).__name__}", exact)
+def hold_rounding_fixed() -> None:
+    """Turns off what rewrites operations after the graph around them: the same step would be rounded
+    otherwise on one device and on two."""
+    passes = ("arithmetic_optimization", "constant_folding", "remapping")
+    tf.config.optimizer.set_experimental_options(dict.fromkeys(passes, False))
 
 
 class TFDistribute(Strategy):
@@ -54,13 +32,18 @@ class TFDistribute(Strategy):
       strategy: the tf.distribute strategy.
       description: its devices in words.
       exact: whether sums follow the tree over the devices, too; else the backend's all-reduce adds them.
+      cluster: the processes.
     """
 
-    def __init__(self, strategy: "tf.distribute.Strategy", description: str, exact: bool) -> None:
+    def __init__(
+        self, strategy: "tf.distribute.Strategy", description: str, exact: bool, cluster: Cluster = ALONE
+    ) -> None:
         self._strategy = strategy
         self.devices = strategy.num_replicas_in_sync
         self._in_tree_order = exact
+        self.cluster = cluster
         self.description = description
+        self._gather: Any = None
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         return self._strategy.scope()
@@ -86,6 +69,18 @@ class TFDistribute(Strategy):
 
     def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
         return self._evaluate(block, np.int32(count), totals)
+
+    def gather(self, value: int) -> list[int]:
+        if self.cluster.size == 1:
+            return [value]
+        if self._gather is None:
+
+            def gather(value: Any) -> Any:
+                return tf.distribute.get_replica_context().all_gather(value[None], axis=0)
+
+            self._gather = tf.function(lambda value: self._strategy.run(gather, (value,)), autograph=False)
+        per_device = self._strategy.experimental_local_results(self._gather(tf.constant(value)))[0].numpy()
+        return [int(v) for v in per_device[:: self.devices // self.cluster.size]]
 
     def trace(self, directory: str, start: bool) -> None:
         if start:
@@ -174,7 +169,9 @@ class TFDistribute(Strategy):
             return tf.nest.pack_sequence_as(local[0], packed)
         vectors = [tf.concat([tf.reshape(t, [-1]) for t in tf.nest.flatten(sums)], 0) for sums in local]
         context = tf.distribute.get_replica_context()
-        if self._in_tree_order:
+        if self._in_tree_order and self.cluster.size > 1:
+            packed = _add_over_processes(context, vectors)
+        elif self._in_tree_order:
             packed = context.merge_call(_add_in_tree_order, (vectors,))
         else:
             packed = context.all_reduce(tf.distribute.ReduceOp.SUM, Tree.add_up(vectors, tf.add))
@@ -225,6 +222,16 @@ def _add_in_tree_order(strategy: Any, vectors: list[Any]) -> Any:
     devices = strategy.extended.worker_devices
     nodes = [(device, node) for device, nodes in zip(devices, per_device, strict=True) for node in nodes]
     return Tree.add_up(nodes, add)[1]
+
+
+def _add_over_processes(context: Any, vectors: list[Any], chunk: int = 2**20) -> Any:
+    """The tree over the nodes of devices of all processes: each gathers them, a chunk of floats at a time."""
+    nodes, sums = tf.stack(vectors), []  # (nodes of this device, N)
+    count = len(vectors) * context.num_replicas_in_sync
+    for first in range(0, nodes.shape[1], chunk):
+        gathered = context.all_gather(nodes[:, first : first + chunk], axis=0)
+        sums.append(Tree.add_up(tf.unstack(gathered, num=count), tf.add))
+    return tf.concat(sums, 0)
 
 
 def _assign(variables: list[Any], values: list[Any]) -> None:

@@ -1,0 +1,146 @@
+"""Several processes: the one-device bits, no hang when one dies, and restarts that carry the run to its end."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.running import REPOSITORY, environment, summary, trainer
+from trainer.cluster import expand_nodes
+
+STRATEGY = {"tensorflow": "multi_worker_mirrored", "jax": "device_mesh"}
+FLAGS = ("--replicas=4", "--global_batch=80", "--exact", "--log_every=5", "--evaluate_every=never")
+
+
+def launch(*arguments: str, processes: int = 2, restarts: int = 0) -> "subprocess.Popen[str]":
+    """Starts launch.local and returns at once."""
+    command = [sys.executable, "-m", "launch.local", f"--processes={processes}", f"--restarts={restarts}", "--"]
+    return subprocess.Popen(
+        [*command, *arguments],
+        cwd=REPOSITORY,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def finished(process: "subprocess.Popen[str]", code: int = 0) -> str:
+    """The output of a launch that ends with an exit code."""
+    out, _ = process.communicate(timeout=240)
+    assert process.returncode == code, out
+    return out
+
+
+@pytest.mark.parametrize("backend", STRATEGY)
+@pytest.mark.parametrize(
+    "model", ["dense", pytest.param("convnet", marks=pytest.mark.long), pytest.param("mlp", marks=pytest.mark.long)]
+)
+def test_processes_don_t_show_in_the_bits(backend, model, tmp_path):
+    """Two processes, on JAX of two devices each. Uneven data, and the evaluation's rest."""
+    flags = (*FLAGS, f"--model={model}", "--steps=25")
+    trainer(f"--backend={backend}", *flags, f"--run_dir={tmp_path / 'one'}")
+    where = (f"--strategy={STRATEGY[backend]}", f"--devices={2 if backend == 'tensorflow' else 4}")
+    out = finished(launch(*where, *flags, f"--run_dir={tmp_path / 'two'}"))
+    assert summary(tmp_path / "two")["weights_sha256"] == summary(tmp_path / "one")["weights_sha256"]
+    assert summary(tmp_path / "two")["final"] == summary(tmp_path / "one")["final"]
+    assert not re.search(r"\[1\].* loss ", out)  # one process speaks
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", STRATEGY)
+def test_four_processes(backend, tmp_path):
+    flags = (*FLAGS, "--model=dense", "--steps=25")
+    trainer(f"--backend={backend}", *flags, f"--run_dir={tmp_path / 'one'}")
+    finished(launch(f"--strategy={STRATEGY[backend]}", *flags, f"--run_dir={tmp_path / 'four'}", processes=4))
+    assert summary(tmp_path / "four")["weights_sha256"] == summary(tmp_path / "one")["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "victim"),
+    [
+        ("tensorflow", 1),
+        ("jax", 0),
+        pytest.param("tensorflow", 0, marks=pytest.mark.long),
+        pytest.param("jax", 1, marks=pytest.mark.long),
+    ],
+)
+def test_a_killed_process_ends_the_group_and_a_restart_goes_on(backend, victim, tmp_path):
+    """No hang, the first failure named, and in the end the bits of a run that nobody killed."""
+    flags = (*FLAGS, "--model=dense", "--save_every=20", "--steps=400")
+    where = f"--strategy={STRATEGY[backend]}"
+    process = launch(where, *flags, f"--run_dir={tmp_path / 'killed'}", restarts=2)
+    children = wait_for_checkpoint(process, tmp_path / "killed", 40)
+    os.kill(children[victim], signal.SIGKILL)
+    start = time.monotonic()
+    while any(map(alive, children)) and time.monotonic() - start < 60:
+        time.sleep(0.05)
+    assert time.monotonic() - start <= 15
+    out = finished(process)
+    assert f"process {victim} ended first, with exit code -9" in out
+    trainer(f"--backend={backend}", *flags, f"--run_dir={tmp_path / 'whole'}")
+    assert summary(tmp_path / "killed")["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
+
+
+def wait_for_checkpoint(process, run, step: int) -> list[int]:
+    """Process ids of a launch's children, in their order, once a checkpoint of a step or later is there."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[0]
+        if any(path.name.isdigit() and int(path.name) >= step for path in (run / "checkpoints").glob("*")):
+            tasks = pathlib.Path(f"/proc/{process.pid}/task").glob("*/children")
+            return sorted(int(child) for task in tasks for child in task.read_text().split())
+        time.sleep(0.05)
+    process.kill()
+    raise AssertionError("no checkpoint in time")
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+TASK = {"type": "worker", "index": 0}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ("{", "is no JSON"),
+        ("{}", "no 'cluster' and 'task'"),
+        ({"cluster": {"worker": []}, "task": TASK}, "names no process"),
+        ({"cluster": {"worker": ["a:1", "a:1"]}, "task": TASK}, "names a:1 twice"),
+        ({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}, "index 2 is not in 0 to 1"),
+        ({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"}}, "integer 'index'"),
+        ({"cluster": {"worker": ["a:1", "b"]}, "task": TASK}, "'b' is not host:port"),
+        ({"cluster": {"worker": ["a:1", "localhost:1"]}, "task": TASK}, "mixes localhost:1"),
+        ({"cluster": {"ps": ["a:1"], "worker": ["b:1"]}, "task": TASK}, "has jobs ps"),
+        ({"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": TASK}, "runs in one process"),
+    ],
+)
+def test_a_wrong_cluster_is_named(config, reason, tmp_path):
+    text = config if isinstance(config, str) else json.dumps(config)
+    ran = trainer(f"--run_dir={tmp_path / 'run'}", code=2, TF_CONFIG=text)
+    assert re.search(re.escape(reason), ran.stderr), ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_many_processes_need_a_cluster(tmp_path):
+    ran = trainer("--strategy=multi_worker_mirrored", f"--run_dir={tmp_path / 'run'}", code=2)
+    assert "launch.local" in ran.stderr
+
+
+def test_slurm_s_node_lists():
+    assert expand_nodes("n[1-3,07],gpu-a,h[9-10]x[1-2]") == [
+        *("n1", "n2", "n3", "n07", "gpu-a", "h9x1", "h9x2", "h10x1", "h10x2"),
+    ]

@@ -1,0 +1,71 @@
+"""The devices of a JAX run: accelerators, or virtual CPUs where those are too few; of one process or of many."""
+
+import math
+from typing import Any
+
+import jax
+import keras.src.backend.jax.distribution_lib as keras_distribution
+import tensorflow as tf
+from jax.sharding import NamedSharding
+
+from trainer.cluster import Cluster
+from trainer.config import Config
+from trainer.errors import UserError
+from trainer.strategies.data_parallel import placed
+
+
+def take(config: Config, cluster: Cluster) -> tuple[list[jax.Device], str]:
+    """The devices that the flags ask for, those of process 0 first, and what they are in words."""
+    sizes = config.mesh_sizes()
+    wanted = 1 if config.strategy == "one_device" else math.prod(sizes.values()) if sizes else config.devices
+    if cluster.size > 1:
+        _join(cluster)
+        wanted = wanted or cluster.size
+    tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data here; the GPUs are JAX's
+    # Takes effect because no JAX device has been asked for yet; costs nothing if accelerators are used. As
+    # many as there are replicas, though some stay idle: XLA's thread pool grows with the devices, and how
+    # a long product is split into threads shows in its bits.
+    jax.config.update("jax_num_cpu_devices", max(1, wanted, config.replicas))
+    if wanted % cluster.size:
+        raise UserError(
+            "devices", wanted, f"can't be shared out evenly by {cluster.size} processes", "give a multiple of them"
+        )
+    real = [d for d in jax.devices() if d.platform != "cpu"]
+    wanted = wanted or max(1, len(real))
+    if len(real) >= wanted:
+        devices, description = real[:wanted], f"{wanted} of {len(real)} {real[0].device_kind}"
+    else:
+        local = max(1, wanted) // cluster.size
+        by_process = [[d for d in jax.devices("cpu") if d.process_index == p] for p in range(cluster.size)]
+        devices = [d for of_process in by_process for d in of_process[:local]]
+        description = (
+            "1 CPU" if wanted == 1 else f"{wanted} virtual CPU devices (this machine has {len(real)} accelerators)"
+        )
+        jax.config.update("jax_default_device", by_process[cluster.index][0])
+    if len(devices) < wanted:
+        raise UserError(
+            "devices",
+            wanted,
+            f"JAX made {len(devices)} CPU devices only",
+            "set XLA_FLAGS=--xla_force_host_platform_device_count before the start, or unset it",
+        )
+    return devices, description
+
+
+def _join(cluster: Cluster) -> None:
+    """Joins the processes' JAX runtimes; the coordinator listens on the chief's address and no other."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        cluster.addresses[0],
+        cluster.size,
+        cluster.index,
+        coordinator_bind_address=cluster.addresses[0],
+        heartbeat_timeout_seconds=10,
+        initialization_timeout=60,
+    )
+
+    def distribute(value: Any, layout: NamedSharding) -> Any:
+        traced = isinstance(value, jax.core.Tracer)
+        return jax.lax.with_sharding_constraint(value, layout) if traced else placed(value, layout)
+
+    keras_distribution.distribute_tensor = distribute  # Keras's own uses jax.device_put; see `placed`

@@ -1,0 +1,33 @@
+"""one_device and mirrored on TensorFlow: the devices of one process."""
+
+import tensorflow as tf
+
+from trainer.cluster import Cluster
+from trainer.config import Config
+from trainer.strategies.tf_distribute import TFDistribute, hold_rounding_fixed
+
+
+def create(config: Config, cluster: Cluster) -> TFDistribute:
+    """OneDeviceStrategy or MirroredStrategy on real devices, or on virtual CPUs where those are too few."""
+    if config.exact:
+        tf.config.experimental.enable_op_determinism()
+    gpus = tf.config.list_physical_devices("GPU")
+    wanted = 1 if config.strategy == "one_device" else config.devices or max(1, len(gpus))
+    if len(gpus) >= wanted:
+        names = [f"GPU:{i}" for i in range(wanted)]
+        description = f"{wanted} of {len(gpus)} GPUs"
+    else:
+        tf.config.set_visible_devices([], "GPU")
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * wanted)
+        names = [f"CPU:{i}" for i in range(wanted)]
+        description = "1 CPU" if wanted == 1 else f"{wanted} virtual CPU devices (this machine has {len(gpus)} GPUs)"
+    # Virtual devices are there to show that the devices don't matter, and lose no fast interconnect.
+    exact = config.exact or ("CPU" in names[0] and max(config.replicas, wanted) > 1)
+    if exact:
+        hold_rounding_fixed()
+    if config.strategy == "one_device":
+        strategy = tf.distribute.OneDeviceStrategy(names[0])
+    else:
+        strategy = tf.distribute.MirroredStrategy(names)
+    return TFDistribute(strategy, f"{description}, {type(strategy).__name__}", exact)
