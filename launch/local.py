@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import IO
 
 RESTARTABLE = (69, 70, 75)  # a peer was lost, a watchdog fired, preempted: the run itself is well
+USER_ERROR = 2
 GRACE = 12.0  # seconds that the others have to end by themselves once one has failed
 
 
@@ -72,7 +73,8 @@ class Group:
             codes = [process.poll() for process in self._processes]
             bad = [(index, code) for index, code in enumerate(codes) if code]
             if bad and failed is None:
-                index, failed = min(bad, key=lambda one: one[1] > 0)  # who was killed did not follow another
+                # Of several at once: a user's mistake explains the others, and who was killed followed nobody.
+                index, failed = min(bad, key=lambda one: (one[1] != USER_ERROR, one[1] > 0))
                 deadline = time.monotonic() + GRACE
                 print(f"launch: process {index} ended first, with exit code {failed}", flush=True)
             if time.monotonic() > deadline:

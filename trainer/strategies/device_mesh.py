@@ -37,7 +37,7 @@ def create(config: Config, cluster: Cluster = ALONE, abstract: bool = False) -> 
     """
     devices, description = jax_devices.take(config, cluster)
     sizes = config.mesh_sizes() or {"data": len(devices)}
-    return DeviceMesh(devices, description, sizes, layout_of(config, sizes), config.exact, cluster, abstract)
+    return DeviceMesh(devices, description, sizes, layout_of(config, sizes, cluster), config.exact, cluster, abstract)
 
 
 class DeviceMesh(Strategy):
