@@ -54,7 +54,7 @@ class Group:
 
     def __init__(self, count: int, flags: Sequence[str]) -> None:
         self.told_to_stop = False
-        addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
         self._processes = [_start(addresses, index, flags) for index in range(count)]
         self._readers = [
             threading.Thread(target=_copy, args=(process.stdout, index), daemon=True)
@@ -110,7 +110,7 @@ def _copy(stream: IO[bytes], index: int) -> None:
         sys.stdout.flush()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that are free now, held together while they are chosen so that they differ."""
     sockets = [socket.socket() for _ in range(count)]
     try:

@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from tests.running import REPOSITORY, environment, summary, trainer
+from launch.local import free_ports
+from tests.running import REPOSITORY, environment, start, summary, trainer
 from trainer.cluster import expand_nodes
 
 STRATEGY = {"tensorflow": "multi_worker_mirrored", "jax": "device_mesh"}
@@ -108,6 +109,25 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+@pytest.mark.parametrize("backend", STRATEGY)
+@pytest.mark.parametrize(
+    ("different", "named"), [("--learning_rate=0.01", "--learning_rate"), ("--dataset=synthetic", "--dataset")]
+)
+def test_processes_that_differ_are_told(backend, different, named, tmp_path):
+    """Both end with the user's exit code, naming process and key, before anything is trained."""
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    processes = []
+    for index in range(2):
+        task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+        flags = [f"--strategy={STRATEGY[backend]}", f"--run_dir={tmp_path / 'run'}", *([different] if index else [])]
+        processes.append(start(*flags, TF_CONFIG=json.dumps(task)))
+    for process in processes:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 2, err
+        assert f"process 1 differs from process 0 in {named}" in err
+    assert not (tmp_path / "run" / "definition.json").exists()
 
 
 TASK = {"type": "worker", "index": 0}

@@ -1,7 +1,11 @@
 """The parts of a run, put together the same way for every verb."""
 
 import dataclasses
+import hashlib
+import importlib.metadata
 import math
+import pathlib
+import platform
 from collections.abc import Iterator
 
 import keras
@@ -92,6 +96,8 @@ def assemble(config: Config, recorded_replicas: int = 0, training: bool = True, 
     data = load_dataset(config)
     with backend.quiet():  # TensorFlow looks for GPUs, and complains of each way in which there are none
         strategy = strategies.create(config, keras.config.backend(), cluster)
+    if cluster.size > 1:
+        _agree(config, data, strategy)
     replicas = config.replicas or strategy.devices
     if not training and replicas % strategy.devices:
         replicas = strategy.devices
@@ -103,6 +109,36 @@ def assemble(config: Config, recorded_replicas: int = 0, training: bool = True, 
     program = Program(config, data, steps, replicas, strategy.scope())
     strategy.compile(program)
     return Assembly(config, data, steps, strategy, program, cluster)
+
+
+def _agree(config: Config, data: Dataset, strategy: Strategy) -> None:
+    """Raises UserError if the processes of the cluster differ in what they are about to do."""
+    packages = ("absl-py", "jax", "keras", "numpy", "tensorflow")
+    facts = {f"--{k}": v for k, v in (config.definition() | {"steps": config.steps, "epochs": config.epochs}).items()}
+    facts |= {f"version of {name}": importlib.metadata.version(name) for name in packages}
+    facts |= {f"data, {name}": text for name, text in data.facts().items()}
+    facts |= {"version of Python": platform.python_version(), "run directory": config.directory().resolve()}
+    facts["code of the trainer"] = _code_digest()
+    for name, value in facts.items():
+        digests = strategy.gather(int(hashlib.sha256(repr(value).encode()).hexdigest()[:7], 16))
+        others = [p for p, digest in enumerate(digests) if digest != digests[0]]
+        if others:
+            raise UserError(
+                "strategy",
+                config.strategy,
+                f"process {', '.join(map(str, others))} differs from process 0 in {name}; "
+                f"here, in process {strategy.cluster.index}, it is {value}",
+                "start all processes with the same flags, code, data and packages",
+            )
+
+
+def _code_digest() -> str:
+    """Of the Python files of this package and of the input pipeline."""
+    digest = hashlib.sha256()
+    for package in (pathlib.Path(__file__).parent, pathlib.Path(cache.__file__).parent):
+        for path in sorted(package.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def load_dataset(config: Config) -> Dataset:
