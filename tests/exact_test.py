@@ -33,7 +33,7 @@ def hashes(backend: str, counts: list[int], tmp_path, *flags: str) -> set[str]:
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [pytest.param("mlp", marks=pytest.mark.long), *list(MODELS)[1:]])
 def test_one_hash(model, backend, tmp_path):
     """Uneven data, dropout, batch statistics, clipping, EMA."""
     flags = (*MODELS[model], "--replicas=4", "--global_batch=40", "--steps=20", "--evaluate_every=never")

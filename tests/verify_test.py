@@ -71,6 +71,7 @@ def test_verify_passes_on_a_user_s_model(here):
     assert text.count("ok: the same bits") == 6
 
 
+@pytest.mark.long
 def test_verify_fails_on_a_planted_fault(here):
     text = trainer("verify", "--model=planted:mixing", "--steps=3", "--replicas=2", cwd=here, code=1).stdout
     assert "The promise is broken" in text and "cause: layer 'center'" in text
