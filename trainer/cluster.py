@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from trainer.errors import UserError
 
-PORT = 61_440  # base of the ports that a scheduler's job gets; below Linux's ephemeral ones would clash
+PORT = 61_440  # base of the ports that a scheduler's job gets: above those that Linux gives away by itself
 
 
 @dataclasses.dataclass(frozen=True)

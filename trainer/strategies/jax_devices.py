@@ -20,24 +20,23 @@ def take(config: Config, cluster: Cluster) -> tuple[list[jax.Device], str]:
     wanted = 1 if config.strategy == "one_device" else math.prod(sizes.values()) if sizes else config.devices
     if cluster.size > 1:
         _join(cluster)
-        wanted = wanted or cluster.size
     tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data here; the GPUs are JAX's
     # Takes effect because no JAX device has been asked for yet; costs nothing if accelerators are used. As
     # many as there are replicas, though some stay idle: XLA's thread pool grows with the devices, and how
     # a long product is split into threads shows in its bits.
     jax.config.update("jax_num_cpu_devices", max(1, wanted, config.replicas))
+    real = [d for d in jax.devices() if d.platform != "cpu"]
+    wanted = wanted or len(real) or cluster.size
     if wanted % cluster.size:
         raise UserError(
             "devices", wanted, f"can't be shared out evenly by {cluster.size} processes", "give a multiple of them"
         )
-    real = [d for d in jax.devices() if d.platform != "cpu"]
-    wanted = wanted or max(1, len(real))
-    if len(real) >= wanted:
-        devices, description = real[:wanted], f"{wanted} of {len(real)} {real[0].device_kind}"
+    pool = real if len(real) >= wanted else jax.devices("cpu")
+    by_process = [[d for d in pool if d.process_index == p] for p in range(cluster.size)]
+    devices = [d for of_process in by_process for d in of_process[: wanted // cluster.size]]
+    if pool is real:
+        description = f"{wanted} of {len(real)} {real[0].device_kind}"
     else:
-        local = max(1, wanted) // cluster.size
-        by_process = [[d for d in jax.devices("cpu") if d.process_index == p] for p in range(cluster.size)]
-        devices = [d for of_process in by_process for d in of_process[:local]]
         description = (
             "1 CPU" if wanted == 1 else f"{wanted} virtual CPU devices (this machine has {len(real)} accelerators)"
         )
@@ -46,7 +45,7 @@ def take(config: Config, cluster: Cluster) -> tuple[list[jax.Device], str]:
         raise UserError(
             "devices",
             wanted,
-            f"JAX made {len(devices)} CPU devices only",
+            f"each process has its share of them to give, and only {len(devices)} were found",
             "set XLA_FLAGS=--xla_force_host_platform_device_count before the start, or unset it",
         )
     return devices, description

@@ -68,7 +68,7 @@ class Placing(Distribution):
     def __init__(self, mesh: jax.sharding.Mesh, layout: Layout, abstract: bool = False) -> None:
         axes = list(mesh.shape)
         names = [f"{d.platform}:{d.id}" for d in mesh.devices.flat]
-        super().__init__(keras.distribution.DeviceMesh(list(mesh.shape.values()), axes, names), "data", False)
+        super().__init__(keras.distribution.DeviceMesh(list(mesh.shape.values()), axes, names), _DATA, False)
         self._mesh, self._layout, self._abstract = mesh, layout, abstract
         self.error: UserError | None = None  # raised once Keras, which would wrap it, has returned
 
@@ -87,7 +87,7 @@ class Placing(Distribution):
         if axes is None:
             return None
         # A replica's examples lie on one share of the data axis as it is.
-        return NamedSharding(self._mesh, PartitionSpec(*(None if axis == "data" else axis for axis in axes)))
+        return NamedSharding(self._mesh, PartitionSpec(*(None if axis == _DATA else axis for axis in axes)))
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -165,7 +165,7 @@ class ShardedLoop:
         shardings: Values,
     ) -> None:
         self._mesh, self._leaf, self._update, self._shardings = mesh, leaf, update, shardings
-        self._shares = mesh.shape["data"]
+        self._shares = mesh.shape[_DATA]
         self.turns = replicas // self._shares
         self._whole = NamedSharding(mesh, PartitionSpec())
         results = (shardings if update else None, self._whole)
@@ -196,7 +196,7 @@ class ShardedLoop:
     def _by_turn(self, array: Any) -> Any:
         """(V, b, ...) -> (n, R, b, ...): in turn j, share d takes its j-th replica."""
         by_turn = array.reshape(self._shares, self.turns, *array.shape[1:]).swapaxes(0, 1)
-        return jax.lax.with_sharding_constraint(by_turn, NamedSharding(self._mesh, PartitionSpec(None, "data")))
+        return jax.lax.with_sharding_constraint(by_turn, NamedSharding(self._mesh, PartitionSpec(None, _DATA)))
 
     def _sums(self, values: Values, batches: Batch) -> Sums:
         sums = self._leaf(values, batches)
