@@ -68,7 +68,7 @@ class Training:
             {name: Interval.parse(text) for name, text in intervals.items()},
             config.profile_range() or (),
         )
-        self._reporting: Any = Nothing()
+        self._reporting: Reporting | Nothing = Nothing()
         if parts.cluster.is_chief:
             self._reporting = Reporting(config, directory, parts.steps, self.step, ledger)
         self._reporting.say(printout.opening(parts, directory.path, restored.origin, self.step))
