@@ -1,15 +1,24 @@
-"""Starts one run as several processes on this machine, and ends them all when one fails.
+"""Starts one run as several processes on this machine, and ends or restarts them together.
 
 python -m launch.local --processes=2 [--restarts=3] -- --strategy=multi_worker_mirrored ...
+python -m launch.local --processes=3 --servers=2 -- --strategy=parameter_server ...
 
 What follows `--` are the flags of `python -m trainer`. Each process is told the others by TF_CONFIG; all
-listen on loopback. A line of output begins with the number of its process. Exit codes are the trainer's: of the
-process that failed first.
+meet on loopback. A line of output begins with the number of its process, and is kept in a log of each. Exit
+codes are the trainer's: of the process that failed first.
+
+When one fails, the others end by themselves, and the group starts again from the last checkpoint. With --elastic
+it goes on with fewer processes (the next number that divides --replicas, which has to be given); SIGUSR1 says
+that what was lost is back. Of a parameter_server run, a lost worker alone is started again.
 """
 
 import argparse
+import contextlib
+import ctypes
 import json
 import os
+import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -21,105 +30,195 @@ from typing import IO
 
 RESTARTABLE = (69, 70, 75)  # a peer was lost, a watchdog fired, preempted: the run itself is well
 USER_ERROR = 2
-GRACE = 12.0  # seconds that the others have to end by themselves once one has failed
+GRACE = 4.0  # seconds that the others have to end by themselves once one has failed
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the group, again as often as allowed. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m launch.local", description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, required=True, help="number of processes")
-    parser.add_argument("--restarts", type=int, default=0, help="how often the group is started again after a failure")
+    parser = argparse.ArgumentParser(
+        prog="python -m launch.local", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--processes", type=int, required=True, help="number of processes, servers not counted")
+    parser.add_argument("--servers", type=int, default=0, help="parameter servers; process 0 is then the chief")
+    parser.add_argument("--restarts", type=int, default=0, help="how often something is started again after a failure")
+    parser.add_argument("--elastic", action="store_true", help="after a loss go on with fewer processes")
+    parser.add_argument("--logs", default="", help="directory of a log per process; default: --run_dir's logs")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="-- and the flags of python -m trainer")
     arguments = parser.parse_args(argv)
     flags = arguments.flags[1:] if arguments.flags[:1] == ["--"] else arguments.flags
-    for attempt in range(arguments.restarts + 1):
-        group = Group(arguments.processes, flags)
-        code = group.wait()
-        restartable = code in RESTARTABLE or code < 0
-        if not restartable or group.told_to_stop or attempt == arguments.restarts:
-            break
-        pause = min(30.0, 0.5 * 2**attempt)
-        print(f"launch: exit code {code}; start {attempt + 2} in {pause:g}s", flush=True)
+    sizes = _sizes(parser, arguments, flags)
+    logs = pathlib.Path(arguments.logs or pathlib.Path(_flag(flags, "run_dir") or "runs", "logs"))
+    logs.mkdir(parents=True, exist_ok=True)
+    signals = _Signals()
+    size, restarts = 0, 0  # size: place in `sizes`
+    while True:
+        group = Group(sizes[size], arguments.servers, flags, logs, arguments.restarts - restarts)
+        code = group.wait(signals)
+        restarts += group.replaced
+        if signals.grow:
+            signals.grow, size, pause = False, 0, 0.0
+        elif signals.stop or restarts == arguments.restarts or not (code in RESTARTABLE or code < 0):
+            return code if code >= 0 else 128 - code
+        else:
+            size = min(size + (code != 75), len(sizes) - 1)
+            pause = min(30.0, 0.5 * 2**restarts)
+            restarts += 1
+        print(f"launch: exit code {code}; {sizes[size]} processes start in {pause:g}s", flush=True)
         time.sleep(pause)
-    return code if code >= 0 else 128 - code
+
+
+def _sizes(parser: argparse.ArgumentParser, arguments: argparse.Namespace, flags: Sequence[str]) -> list[int]:
+    """The numbers of processes that may be, the first one first."""
+    if not arguments.elastic:
+        return [arguments.processes]
+    replicas = _flag(flags, "replicas")
+    if not replicas.isdigit() or not int(replicas):
+        parser.error("--elastic needs --replicas among the run's flags: they keep the curve as processes go and come")
+    return [n for n in range(arguments.processes, 0, -1) if int(replicas) % n == 0]
+
+
+def _flag(flags: Sequence[str], name: str) -> str:
+    """The value of one of the trainer's flags; '' if it is not given."""
+    matches = re.findall(rf"(?:^|\n)--?{name}[=\n]([^\n]*)", "\n".join(flags))
+    return matches[-1] if matches else ""
+
+
+class _Signals:
+    """What the launcher was told: to stop (SIGINT, SIGTERM) or to go on with all processes (SIGUSR1)."""
+
+    def __init__(self) -> None:
+        self.stop, self.grow, self.pending = False, False, list[int]()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self.stop |= number != signal.SIGUSR1
+        self.grow |= number == signal.SIGUSR1
+        self.pending.append(signal.SIGTERM if number == signal.SIGUSR1 else number)
 
 
 class Group:
     """The processes of one start.
 
     Args:
-      count: how many.
+      count: how many, servers not counted.
+      servers: parameter servers.
       flags: of python -m trainer.
+      logs: directory of a log per process.
+      replacements: how many lost workers of a parameter_server run may be started again.
     """
 
-    def __init__(self, count: int, flags: Sequence[str]) -> None:
-        self.told_to_stop = False
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
-        self._processes = [_start(addresses, index, flags) for index in range(count)]
-        self._readers = [
-            threading.Thread(target=_copy, args=(process.stdout, index), daemon=True)
-            for index, process in enumerate(self._processes)
-        ]
-        for reader in self._readers:
-            reader.start()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._pass_on)
+    def __init__(self, count: int, servers: int, flags: Sequence[str], logs: pathlib.Path, replacements: int) -> None:
+        self.replaced, self._replacements, self._flags, self._logs = 0, replacements, flags, logs
+        self._roles = ["worker"] * count
+        if servers:
+            self._roles = ["chief", *["worker"] * (count - 1), *["ps"] * servers]
+        self._addresses = [f"127.0.0.1:{port}" for port in free_ports(len(self._roles))]
+        self._readers: list[threading.Thread] = []
+        self._processes = [self._start(index) for index in range(len(self._roles))]
 
-    def wait(self) -> int:
+    def wait(self, signals: _Signals) -> int:
         """Waits for all to end; ends the others when one has failed. Returns the first failure's code, or 0."""
         failed: int | None = None
         deadline = float("inf")
         while any(process.poll() is None for process in self._processes):
+            while signals.pending:
+                self._send(signals.pending.pop(0))
             codes = [process.poll() for process in self._processes]
             bad = [(index, code) for index, code in enumerate(codes) if code]
-            if bad and failed is None:
+            if len(bad) == 1 and failed is None and self._may_replace(*bad[0]):
+                index, code = bad[0]
+                print(f"launch: worker {index} ended with exit code {code}; it is started again", flush=True)
+                self.replaced += 1
+                self._processes[index] = self._start(index)
+            elif bad and failed is None:
                 # Of several at once: a user's mistake explains the others, and who was killed followed nobody.
                 index, failed = min(bad, key=lambda one: (one[1] != USER_ERROR, one[1] > 0))
                 deadline = time.monotonic() + GRACE
-                print(f"launch: process {index} ended first, with exit code {failed}", flush=True)
+                print(f"launch: process {index} ended with exit code {failed}", flush=True)
+            elif failed is None and codes[0] == 0:
+                deadline = min(deadline, time.monotonic() + GRACE)  # the chief is done: nobody stays behind
             if time.monotonic() > deadline:
-                for process in self._processes:
-                    process.kill()
+                self._send(signal.SIGKILL)
             time.sleep(0.05)
         for reader in self._readers:
             reader.join(timeout=5)
         return failed if failed is not None else next((c for p in self._processes if (c := p.returncode)), 0)
 
-    def _pass_on(self, number: int, frame: object) -> None:
-        self.told_to_stop = True
+    def _may_replace(self, index: int, code: int) -> bool:
+        """Whether a process that ended is a worker that others can do without for a while."""
+        asynchronous, restartable = "ps" in self._roles, code in RESTARTABLE or code < 0
+        return asynchronous and self._roles[index] == "worker" and restartable and self.replaced < self._replacements
+
+    def _send(self, number: int) -> None:
         for process in self._processes:
             if process.poll() is None:
                 process.send_signal(number)
 
+    def _start(self, index: int) -> "subprocess.Popen[bytes]":
+        role = self._roles[index]
+        cluster: dict[str, list[str]] = {}
+        for name, address in zip(self._roles, self._addresses, strict=True):
+            cluster.setdefault(name, []).append(address)
+        config = {"cluster": cluster, "task": {"type": role, "index": index - self._roles.index(role)}}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trainer", *self._flags],
+            env=os.environ | {"TF_CONFIG": json.dumps(config)} | _own_gpus(index, len(self._roles)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches them through us alone, once
+            preexec_fn=_end_with_parent,
+        )
+        assert process.stdout
+        log = self._logs / f"process-{index}.log"
+        self._readers.append(threading.Thread(target=_copy, args=(process.stdout, log, index), daemon=True))
+        self._readers[-1].start()
+        return process
 
-def _start(addresses: Sequence[str], index: int, flags: Sequence[str]) -> "subprocess.Popen[bytes]":
-    config = {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}}
-    return subprocess.Popen(
-        [sys.executable, "-m", "trainer", *flags],
-        env=os.environ | {"TF_CONFIG": json.dumps(config)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C reaches them through us alone, once
-    )
+
+def _end_with_parent() -> None:
+    """In the child: a launcher that is killed leaves nobody behind."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _copy(stream: IO[bytes], index: int) -> None:
-    for line in stream:
-        sys.stdout.write(f"[{index}] {line.decode(errors='replace')}")
-        sys.stdout.flush()
+def _own_gpus(index: int, count: int) -> dict[str, str]:
+    """An equal share of this machine's GPUs for each process, where there are enough."""
+    gpus = len(list(pathlib.Path("/dev").glob("nvidia[0-9]*")))
+    if gpus < count or "CUDA_VISIBLE_DEVICES" in os.environ:
+        return {}
+    share = range(gpus // count * index, gpus // count * (index + 1))
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, share))}
+
+
+def _copy(stream: IO[bytes], path: pathlib.Path, index: int) -> None:
+    with open(path, "ab") as log:
+        for line in stream:
+            log.write(line)
+            log.flush()
+            sys.stdout.write(f"[{index}] {line.decode(errors='replace')}")
+            sys.stdout.flush()
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now, held together while they are chosen so that they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Ports that are free now, and so is the one above the first, at which the processes meet."""
+    with contextlib.ExitStack() as held:  # together while they are chosen, so that they differ
+
+        def take(port: int) -> int:
+            one = held.enter_context(contextlib.closing(socket.socket()))
+            one.bind(("127.0.0.1", port))
+            return int(one.getsockname()[1])
+
+        while True:
+            first = take(0)
+            try:
+                take(first + 1)
+                break
+            except (OSError, OverflowError):
+                continue
+        return [first, *(take(0) for _ in range(count - 1))]
 
 
 if __name__ == "__main__":

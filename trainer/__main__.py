@@ -11,21 +11,21 @@ from typing import Any, NoReturn
 
 from absl import app, flags
 
-from trainer import backend
-from trainer.cluster import resolve
+from trainer import agreement, backend
+from trainer.cluster import ALONE, resolve
 from trainer.config import define_flags, from_flags
-from trainer.errors import PEER_LOST, UserError
+from trainer.errors import UserError
+from trainer.peers import Peers
 
-VERBS = ("train", "evaluate", "export", "explain", "probe", "verify")
-# What the backends raise in a process whose peer is gone; by name, since no backend may be imported here.
-_LOST = ("UnavailableError", "DeadlineExceededError", "AbortedError", "JaxRuntimeError")
+VERBS = ("train", "evaluate", "export", "explain", "probe", "verify", "doctor")
 ON_A_RUN = ("evaluate", "export")  # these start from the flags that a run was started with
+TOGETHER = ("train", "evaluate")  # these are done by all processes of a cluster
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs a verb. Returns the exit code."""
     config = from_flags()
-    resolve()  # a wrong description of the cluster is said before anything heavy is imported
+    cluster = resolve(config.cluster)  # what is wrong with it is said before anything heavy is imported
     verb = argv[1] if len(argv) > 1 else "train"
     if verb == "export":
         # A SavedModel is TensorFlow's format, and a checkpoint restores on either backend.
@@ -33,9 +33,21 @@ def main(argv: Sequence[str]) -> int:
     if verb == "explain":
         config = backend.without_accelerators(config)
     backend.prepare(backend.choose(config), config.exact)
+    if verb not in TOGETHER:
+        return int(_module(verb).run(config))
+    backend.check_cluster(config, cluster)
+    if config.strategy == "parameter_server":
+        if not cluster.is_chief:
+            return int(_module("strategies.parameter_server").serve(cluster, config.patience))
+        cluster = ALONE  # as far as the run is concerned: its strategy knows the others
+    with Peers(cluster, config.patience) as peers:
+        peers.agree(agreement.facts(config))
+        return int(_module(verb).run(config, peers))
+
+
+def _module(verb: str) -> Any:
     with backend.quiet():
-        module = importlib.import_module(f"trainer.{verb}")
-    return int(module.run(config))
+        return importlib.import_module(f"trainer.{verb}")
 
 
 def parse(argv: Sequence[str]) -> list[str]:
@@ -77,16 +89,8 @@ def _guarded(function: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> A
 def _run(argv: Sequence[str]) -> None:
     try:
         _leave(_guarded(main, argv))
-    except Exception as error:
+    except Exception:
         traceback.print_exc()
-        cluster = resolve()
-        if cluster.size > 1 and type(error).__name__ in _LOST:
-            print(
-                f"onecurve: process {cluster.index} lost a peer. The first failure is another process's; this one is "
-                "well, and the same command continues the run from its last checkpoint",
-                file=sys.stderr,
-            )
-            _leave(PEER_LOST)
         _leave(1)
 
 

@@ -1,11 +1,7 @@
 """The parts of a run, put together the same way for every verb."""
 
 import dataclasses
-import hashlib
-import importlib.metadata
 import math
-import pathlib
-import platform
 from collections.abc import Iterator
 
 import keras
@@ -15,9 +11,9 @@ from input_pipeline.dataset import Dataset
 from input_pipeline.pipeline import Pipeline, block_steps
 from input_pipeline.source import DataError, Source
 from trainer import backend, plugins, strategies
-from trainer.cluster import ALONE, Cluster
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.peers import Peers
 from trainer.program import Program
 from trainer.strategies import Strategy
 from trainer.strategies.base import Block
@@ -33,7 +29,7 @@ class Assembly:
       steps: length of the run.
       strategy: where it computes.
       program: what is trained.
-      cluster: the processes.
+      peers: the processes.
     """
 
     config: Config
@@ -41,7 +37,7 @@ class Assembly:
     steps: int
     strategy: Strategy
     program: Program
-    cluster: Cluster = ALONE
+    peers: Peers
 
     def pipeline(self, source: Source, shuffled: bool) -> Pipeline:
         """Batches of a source for this strategy's devices."""
@@ -79,13 +75,13 @@ class Assembly:
         return {f"{prefix}{k}": v for k, v in self.program.objective.results(totals).items()}
 
 
-def assemble(config: Config, recorded_replicas: int = 0, training: bool = True, cluster: Cluster = ALONE) -> Assembly:
+def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training: bool = True) -> Assembly:
     """Reads the dataset, takes the devices and builds the program.
 
     Args:
       config: the flags.
+      peers: the processes.
       recorded_replicas: logical replicas of the run, where it was started before; else 0.
-      cluster: the processes.
       training: whether the run will be trained. If not, any number of devices will do: in evaluation
         the logical replicas only share the examples out.
 
@@ -95,9 +91,8 @@ def assemble(config: Config, recorded_replicas: int = 0, training: bool = True, 
     config = dataclasses.replace(config, replicas=recorded_replicas or config.replicas)
     data = load_dataset(config)
     with backend.quiet():  # TensorFlow looks for GPUs, and complains of each way in which there are none
-        strategy = strategies.create(config, keras.config.backend(), cluster)
-    if cluster.size > 1:
-        _agree(config, data, strategy)
+        strategy = strategies.create(config, keras.config.backend(), peers.cluster)
+    peers.agree({f"the data, {k}": v for k, v in data.facts().items()} | {"its devices": strategy.description})
     replicas = config.replicas or strategy.devices
     if not training and replicas % strategy.devices:
         replicas = strategy.devices
@@ -108,37 +103,7 @@ def assemble(config: Config, recorded_replicas: int = 0, training: bool = True, 
         steps = math.ceil((config.epochs or 15) * len(data.train) / config.global_batch)
     program = Program(config, data, steps, replicas, strategy.scope())
     strategy.compile(program)
-    return Assembly(config, data, steps, strategy, program, cluster)
-
-
-def _agree(config: Config, data: Dataset, strategy: Strategy) -> None:
-    """Raises UserError if the processes of the cluster differ in what they are about to do."""
-    packages = ("absl-py", "jax", "keras", "numpy", "tensorflow")
-    facts = {f"--{k}": v for k, v in (config.definition() | {"steps": config.steps, "epochs": config.epochs}).items()}
-    facts |= {f"version of {name}": importlib.metadata.version(name) for name in packages}
-    facts |= {f"data, {name}": text for name, text in data.facts().items()}
-    facts |= {"version of Python": platform.python_version(), "run directory": config.directory().resolve()}
-    facts["code of the trainer"] = _code_digest()
-    for name, value in facts.items():
-        digests = strategy.gather(int(hashlib.sha256(repr(value).encode()).hexdigest()[:7], 16))
-        others = [p for p, digest in enumerate(digests) if digest != digests[0]]
-        if others:
-            raise UserError(
-                "strategy",
-                config.strategy,
-                f"process {', '.join(map(str, others))} differs from process 0 in {name}; "
-                f"here, in process {strategy.cluster.index}, it is {value}",
-                "start all processes with the same flags, code, data and packages",
-            )
-
-
-def _code_digest() -> str:
-    """Of the Python files of this package and of the input pipeline."""
-    digest = hashlib.sha256()
-    for package in (pathlib.Path(__file__).parent, pathlib.Path(cache.__file__).parent):
-        for path in sorted(package.rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return Assembly(config, data, steps, strategy, program, peers)
 
 
 def load_dataset(config: Config) -> Dataset:

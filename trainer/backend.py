@@ -10,13 +10,17 @@ from collections.abc import Iterator
 
 from absl import logging
 
+from trainer.cluster import ALONE, Cluster
 from trainer.config import Config
 from trainer.errors import UserError
 
+_OF_MANY_PROCESSES = ("multi_worker_mirrored", "parameter_server", "device_mesh")
 _BACKENDS = {
     "one_device": ("tensorflow", "jax"),
     "mirrored": ("tensorflow",),
     "multi_worker_mirrored": ("tensorflow",),
+    "parameter_server": ("tensorflow",),
+    "tpu": ("tensorflow",),
     "device_mesh": ("jax",),
 }
 
@@ -44,6 +48,29 @@ def choose(config: Config) -> str:
             f"unset KERAS_BACKEND, or use --strategy={_strategies(environment)}",
         )
     return config.backend or environment or possible[0]
+
+
+def check_cluster(config: Config, cluster: Cluster) -> None:
+    """Raises UserError if the strategy does not run in the processes that there are."""
+
+    def wrong(reason: str, fix: str) -> UserError:
+        return UserError("strategy", config.strategy, reason, fix)
+
+    start = "start it by python -m launch.local --processes={} -- ..., or set TF_CONFIG"
+    if config.strategy == "multi_worker_mirrored" and cluster is ALONE:
+        raise wrong("needs several processes, and nothing in the environment names them", start.format("2"))
+    roles = " and ".join(sorted(set(cluster.roles))) or "no roles"
+    if config.strategy == "parameter_server" and set(cluster.roles) != {"chief", "worker", "ps"}:
+        raise wrong(
+            f"needs a chief, workers and servers (ps); {cluster.source} names {roles}", start.format("3 --servers=1")
+        )
+    if config.strategy != "parameter_server" and "ps" in cluster.roles:
+        raise wrong(f"has no use for servers; {cluster.source} names {roles}", "use --strategy=parameter_server")
+    if cluster.size > 1 and config.strategy not in _OF_MANY_PROCESSES and not config.has_own_strategy:
+        raise wrong(
+            f"runs in one process, but {cluster.source} names {cluster.size}",
+            f"use --strategy={' or --strategy='.join(_OF_MANY_PROCESSES)}, or unset {cluster.source}",
+        )
 
 
 def prepare(backend: str, exact: bool = False) -> None:

@@ -1,14 +1,23 @@
-"""Who am I: the processes of a run and this one's place among them, from TF_CONFIG, Slurm or Open MPI.
+"""Who am I: the processes of a run and this one's place among them.
 
-The sources are asked in that order; the first that speaks is believed, and what is wrong with it is said
-rather than passed over.
+Asked in this order, and the first that speaks is believed:
+  1. --cluster=1@host:port,host:port (this is process 1)
+  2. TF_CONFIG
+  3. ONECURVE_PROCESSES=host:port,host:port, which launch/kubernetes.py sets, with JOB_COMPLETION_INDEX
+  4. Kubeflow: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID (a JAXJob's without JAX_)
+  5. Slurm, in a step that srun started
+  6. Open MPI, on one host
+What is wrong with the one that speaks is said rather than passed over.
 """
 
 import dataclasses
+import ipaddress
 import json
 import os
+import pathlib
 import re
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 
 from trainer.errors import UserError
 
@@ -23,11 +32,13 @@ class Cluster:
       addresses: 'host:port' of each process; process 0 is the chief.
       index: this process.
       source: what told us.
+      roles: what TF_CONFIG calls each: chief, worker or ps; empty where all are alike.
     """
 
     addresses: tuple[str, ...] = ("localhost:0",)
     index: int = 0
     source: str = "one process"
+    roles: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -39,31 +50,126 @@ class Cluster:
         """Whether this process is the one that writes."""
         return self.index == 0
 
+    @property
+    def role(self) -> str:
+        """What TF_CONFIG calls this process."""
+        return self.roles[self.index] if self.roles else "worker"
+
+    @property
+    def meeting(self) -> tuple[str, int]:
+        """Where the processes meet: process 0's host, and the first port above its own that none there has."""
+        host, _, port = self.addresses[0].rpartition(":")
+        meeting = int(port) + 1
+        while f"{host}:{meeting}" in self.addresses:
+            meeting += 1
+        return host.strip("[]"), meeting
+
+    @property
+    def bind_host(self) -> str:
+        """The address at which process 0 listens: its own; '' (all) where that name leads the others elsewhere."""
+        host = self.meeting[0]
+        try:
+            address = ipaddress.ip_address(socket.gethostbyname(host))
+            with socket.socket() as probe:
+                probe.bind((str(address), 0))
+        except OSError:
+            return ""  # behind an address translation
+        hosts = {a.rpartition(":")[0] for a in self.addresses}
+        return "" if address.is_loopback and len(hosts) > 1 and not _all_loopback(hosts) else str(address)
+
 
 ALONE = Cluster()
+Wrong = Callable[[str, str], UserError]
+_JOBS = ("chief", "worker", "ps")
 
 
-def resolve(environment: Mapping[str, str] = os.environ) -> Cluster:
-    """The cluster that the environment describes; one process if nothing does.
+def _all_loopback(hosts: set[str]) -> bool:
+    return all(host == "localhost" or host.startswith("127.") for host in hosts)
+
+
+def outside_interfaces() -> list[str]:
+    """Names of the network interfaces of this machine, but loopback, that are up."""
+    found = []
+    for _, name in socket.if_nameindex():
+        try:
+            state = pathlib.Path("/sys/class/net", name, "operstate").read_text().strip()
+        except OSError:
+            state = "unknown"
+        if name != "lo" and state in ("up", "unknown"):
+            found.append(name)
+    return found
+
+
+def resolve(flag: str = "", environment: Mapping[str, str] = os.environ) -> Cluster:
+    """The cluster that --cluster or the environment describes; one process if nothing does.
 
     Raises:
       UserError: the description contradicts itself; what is wrong is named.
     """
-    for source in (_from_tf_config, _from_slurm, _from_open_mpi):
+    if flag:
+        return _from_flag(flag)
+    for source in (_from_tf_config, _from_processes, _from_kubeflow, _from_slurm, _from_open_mpi):
         cluster = source(environment)
         if cluster is not None:
             return cluster
     return ALONE
 
 
+def _wrong(source: str, text: str) -> Wrong:
+    shown = text if len(text) < 200 else f"{text[:200]}..."
+    return lambda reason, fix: UserError(source, shown, reason, fix)
+
+
+def _from_flag(flag: str) -> Cluster:
+    index, _, addresses = flag.partition("@")
+    return _listed(addresses, index, "cluster", "for example --cluster=0@host1:2222,host2:2222", flag)
+
+
+def _from_processes(environment: Mapping[str, str]) -> Cluster | None:
+    addresses = environment.get("ONECURVE_PROCESSES", "")
+    if not addresses:
+        return None
+    index = environment.get("JOB_COMPLETION_INDEX", "")
+    return _listed(
+        addresses, index, "ONECURVE_PROCESSES", "set JOB_COMPLETION_INDEX to this process's number", addresses
+    )
+
+
+def _from_kubeflow(environment: Mapping[str, str]) -> Cluster | None:
+    for prefix in ("JAX_", ""):
+        coordinator = environment.get(f"{prefix}COORDINATOR_ADDRESS", "")
+        size, index = environment.get(f"{prefix}NUM_PROCESSES", ""), environment.get(f"{prefix}PROCESS_ID", "")
+        if not coordinator or not size:
+            continue
+        if ":" not in coordinator:
+            coordinator = f"{coordinator}:{environment.get(f'{prefix}COORDINATOR_PORT', PORT)}"
+        if not size.isdigit() or not 0 < int(size) <= 2**16:
+            raise UserError(f"{prefix}NUM_PROCESSES", size, "is no number of processes", "give 1 or more")
+        # A pod of theirs is called by its number; the coordinator is number 0.
+        host, _, port = coordinator.rpartition(":")
+        label, dot, domain = host.partition(".")
+        stem = label.removesuffix("-0") if label.endswith("-0") else f"{label}-process"
+        others = [f"{stem}-{i}{dot}{domain}:{port}" for i in range(1, int(size))]
+        return _listed(
+            ",".join([coordinator, *others]), index, f"{prefix}COORDINATOR_ADDRESS", "ask Kubeflow", coordinator
+        )
+    return None
+
+
+def _listed(addresses: str, index: str, source: str, example: str, shown: str) -> Cluster:
+    wrong = _wrong(source, shown)
+    listed = [address.strip() for address in addresses.split(",") if address.strip()]
+    _check_addresses(listed, wrong)
+    if not index.isdigit() or int(index) >= len(listed):
+        raise wrong(f"this process's number {index!r} is not in 0 to {len(listed) - 1}", example)
+    return Cluster(tuple(listed), int(index), source)
+
+
 def _from_tf_config(environment: Mapping[str, str]) -> Cluster | None:
     text = environment.get("TF_CONFIG", "").strip()
     if not text:
         return None
-
-    def wrong(reason: str, fix: str) -> UserError:
-        return UserError("TF_CONFIG", text if len(text) < 200 else f"{text[:200]}...", reason, fix)
-
+    wrong = _wrong("TF_CONFIG", text)
     example = """for example {"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}"""
     try:
         given = json.loads(text)
@@ -73,27 +179,28 @@ def _from_tf_config(environment: Mapping[str, str]) -> Cluster | None:
     task = given.get("task") if isinstance(given, dict) else None
     if not isinstance(cluster, dict) or not isinstance(task, dict):
         raise wrong("has no 'cluster' and 'task' objects", example)
-    unknown = sorted(set(cluster) - {"chief", "worker"})
+    if given["task"].get("type") == "evaluator" or "evaluator" in cluster:
+        raise wrong("has an evaluator, but the run evaluates itself (--evaluate_every)", "leave it out")
+    unknown = sorted(set(cluster) - set(_JOBS))
     if unknown:
-        raise wrong(f"has jobs {', '.join(unknown)}, which this strategy has no use for", "name chief and worker only")
+        raise wrong(f"has jobs {', '.join(unknown)}", f"name {', '.join(_JOBS)} only")
     for job, addresses in cluster.items():
         if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
             raise wrong(f"its job {job!r} is not a list of 'host:port'", example)
     if len(cluster.get("chief", [])) > 1:
         raise wrong("names more than one chief", "name one; others are workers")
-    addresses = [*cluster.get("chief", []), *cluster.get("worker", [])]
+    addresses = [address for name in _JOBS for address in cluster.get(name, [])]
+    roles = [name for name in _JOBS for _ in cluster.get(name, [])]
     _check_addresses(addresses, wrong)
     job, index = task.get("type"), task.get("index")
     if job not in cluster or not isinstance(index, int) or isinstance(index, bool):
         raise wrong("its task has no 'type' of the cluster's and integer 'index'", example)
     if not 0 <= index < len(cluster[job]):
         raise wrong(f"its task's index {index} is not in 0 to {len(cluster[job]) - 1}", "number the processes from 0")
-    offset = len(cluster.get("chief", [])) if job == "worker" else 0
-    return Cluster(tuple(addresses), offset + index, "TF_CONFIG")
+    return Cluster(tuple(addresses), roles.index(str(job)) + index, "TF_CONFIG", tuple(roles))
 
 
-def _check_addresses(addresses: Sequence[str], wrong: object) -> None:
-    assert callable(wrong)
+def _check_addresses(addresses: Sequence[str], wrong: Wrong) -> None:
     if not addresses:
         raise wrong("names no process", "list each process as 'host:port'")
     for address in addresses:
@@ -125,7 +232,7 @@ def _from_slurm(environment: Mapping[str, str]) -> Cluster | None:
     nodes = expand_nodes(environment["SLURM_STEP_NODELIST"])
     if len(nodes) != len(per_node) or sum(per_node) != tasks:
         raise UserError("SLURM_STEP_TASKS_PER_NODE", per_node, f"does not fit {nodes}", "start the processes by srun")
-    base = PORT + job % 4096 // 64 * 64
+    base = PORT + job % 31 * 128  # room for as many tasks of a host
     addresses = [f"{node}:{base + i}" for node, count in zip(nodes, per_node, strict=True) for i in range(count)]
     return Cluster(tuple(addresses), rank, "Slurm")
 

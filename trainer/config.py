@@ -19,7 +19,7 @@ from trainer import layouts
 from trainer.clock import Interval
 from trainer.errors import UserError
 
-STRATEGIES = ("one_device", "mirrored", "multi_worker_mirrored", "device_mesh")
+STRATEGIES = ("one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "tpu", "device_mesh")
 PRECISIONS = ("float32", "bfloat16", "mixed_bfloat16", "mixed_float16")
 
 
@@ -51,6 +51,10 @@ class Config:
         "Where variables lie on the mesh: replicated, fsdp, a layout of the model's such as megatron, several "
         "joined by +, a JSON list of [regex, axes], or my_pkg.my_module:rules.",
     )
+    cluster: str = _flag(
+        "", "The processes, and which of them this is: 1@host:port,host:port. Default: what the environment says."
+    )
+    hang_after: str = _flag("10min", "Time without any progress after which a process ends and shows where it hung.")
     # What it computes: the run's definition.
     model: str = _flag("mlp", "Model: name(arg=value) or my_pkg.my_module:build(arg=value).")
     dataset: str = _flag("digits", "Dataset: name(arg=value) or my_pkg.my_module:load(arg=value).")
@@ -102,11 +106,13 @@ class Config:
 
     def __post_init__(self) -> None:
         """Checks what can be checked without a machine or a dataset."""
-        for name in ("log_every", "evaluate_every", "save_every"):
+        for name in ("log_every", "evaluate_every", "save_every", "hang_after"):
             try:
                 Interval.parse(getattr(self, name))
             except ValueError as error:
                 raise UserError(name, getattr(self, name), str(error), "for example 100, 1epoch, 10min") from None
+        if Interval.parse(self.hang_after).unit != "second" and Interval.parse(self.hang_after).amount:
+            raise UserError("hang_after", self.hang_after, "is no time", "for example 10min, 30s or never")
         for name, least in (
             ("devices", 0),
             ("replicas", 0),
@@ -172,6 +178,11 @@ class Config:
         """Sizes of the axes of --mesh by name, data first; empty without --mesh."""
         return layouts.parse_mesh(self.mesh) if self.mesh else {}
 
+    @property
+    def patience(self) -> float:
+        """--hang_after in seconds."""
+        return float(Interval.parse(self.hang_after).amount) or math.inf
+
     def profile_range(self) -> tuple[int, int] | None:
         """(first, last) of --profile_steps, or None."""
         if not self.profile_steps:
@@ -226,7 +237,7 @@ class Config:
         lines = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value == field.default:
+            if value == field.default or field.name == "cluster":  # which process this is, is not the run's
                 continue
             values = value if isinstance(value, tuple) else (value,)
             lines += [f"--{field.name}={v}" for v in values]

@@ -3,7 +3,8 @@
 OK = 0
 USER_ERROR = 2
 PREEMPTED = 75  # told to stop; state saved; start again to continue
-PEER_LOST = 69
+PEER_LOST = 69  # another process of the run failed or went away; start again to continue
+HUNG = 70  # nothing moved for too long; start again to continue
 BUSY = 76  # another process owns the run directory
 
 

@@ -7,13 +7,14 @@ from trainer import checkpoint
 from trainer.assembly import Assembly, assemble
 from trainer.config import Config
 from trainer.errors import OK, UserError
+from trainer.peers import Peers
 from trainer.reporting import words
 from trainer.run_directory import RunDirectory
 
 
-def run(config: Config) -> int:
+def run(config: Config, peers: Peers) -> int:
     """Prints the metrics of the run's best or newest checkpoint. Returns the exit code."""
-    parts, path = restore(config)
+    parts, path = restore(config, peers)
     print(f"{path} on {parts.strategy.description}")
     results: dict[str, float] = {}
     if parts.dataset.validation is not parts.dataset.evaluation and parts.dataset.validation is not None:
@@ -25,7 +26,7 @@ def run(config: Config) -> int:
     return OK
 
 
-def restore(config: Config) -> tuple[Assembly, pathlib.Path]:
+def restore(config: Config, peers: Peers) -> tuple[Assembly, pathlib.Path]:
     """The parts of a saved run with its newest good checkpoint, and where that is."""
     directory = RunDirectory(config)  # not entered: reading needs no ownership
     definition = directory.definition()
@@ -36,6 +37,6 @@ def restore(config: Config) -> tuple[Assembly, pathlib.Path]:
     if good is None:
         raise UserError("run_dir", directory.path, "holds no good checkpoint", "train the run first")
     path, manifest = good
-    parts = assemble(config, int(definition["flags"]["replicas"]), training=False)
+    parts = assemble(config, peers, int(definition["flags"]["replicas"]), training=False)
     checkpoint.read(path, parts.program, manifest)
     return parts, path

@@ -9,6 +9,7 @@ from input_pipeline.source import map_structure, read
 from trainer.config import Config
 from trainer.errors import OK
 from trainer.evaluate import restore
+from trainer.peers import Peers
 from trainer.run_directory import RunDirectory
 
 _EXAMPLES = 8
@@ -22,7 +23,7 @@ def run(config: Config) -> int:
     """
     import tensorflow as tf  # the SavedModel is TensorFlow's; __main__ has chosen that backend
 
-    parts, path = restore(config)
+    parts, path = restore(config, Peers())
     model = parts.program.model
     source = parts.dataset.evaluation or parts.dataset.train
     x = read(source, np.arange(min(_EXAMPLES, len(source))))[0]

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from trainer.assembly import Assembly
+from trainer.cluster import outside_interfaces
 from trainer.reporting import duration, size, words
 
 
@@ -83,6 +84,12 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
         "continue": config.command(),
         "watch": f"tensorboard --logdir {directory / 'tensorboard'}",
     }
+    outside = outside_interfaces()
+    if parts.peers.cluster.size > 1 and outside and keras.config.backend() == "tensorflow":
+        lines["network"] = (
+            f"TensorFlow's servers listen on all interfaces, here {', '.join(outside)}, whatever address they are "
+            "given, and obey whoever connects: close their ports to strangers (README, Security)"
+        )
     return "\n".join(f"{name:>9}  {text}" for name, text in lines.items()) + "\n"
 
 

@@ -19,6 +19,7 @@ from input_pipeline.source import Source, flatten, map_structure, read
 from trainer.assembly import Assembly, assemble
 from trainer.config import Config
 from trainer.errors import OK
+from trainer.peers import Peers
 
 EXAMPLES = 4
 _TOLERANCE = 1e-5  # relative; other batch sizes take other kernels, which round otherwise
@@ -41,7 +42,7 @@ class Finding:
 
 def run(config: Config) -> int:
     """Prints findings, the last line being JSON. Returns 0 if none breaks the promise, else 1."""
-    parts = assemble(dataclasses.replace(config, replicas=1, devices=0, global_batch=EXAMPLES))
+    parts = assemble(dataclasses.replace(config, replicas=1, devices=0, global_batch=EXAMPLES), Peers())
     findings = probe(parts)
     for finding in findings:
         print(f"{'BREAKS' if finding.breaks else 'note':>6}  {finding.part}: {finding.problem}")

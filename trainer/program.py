@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -40,6 +40,8 @@ class Program:
         scope: contextlib.AbstractContextManager[Any],
     ) -> None:
         self.replicas = replicas
+        # A variable's whole value; a strategy whose variables no process holds whole puts its own way here.
+        self.to_host: Callable[[keras.Variable], np.ndarray] = lambda v: keras.ops.convert_to_numpy(v.value)
         # Not keras.utils.set_random_seed: on JAX it imports TensorFlow. These two are what Keras's
         # initializers draw their seeds from; everything later is keyed by step and replica.
         random.seed(config.seed)
@@ -92,12 +94,16 @@ class Program:
         """Path -> [shape, dtype] of each variable of the run."""
         return {path: [list(v.shape), kind(v)] for path, v in self.variables.items()}
 
+    def values(self) -> dict[str, np.ndarray]:
+        """Path -> whole value of each variable of the run, on the host; all processes call it together."""
+        return {path: self.to_host(v) for path, v in self.variables.items()}
+
     def weights_sha256(self) -> str:
-        """Digest of all model variables, sorted by path, as float32 little-endian."""
+        """Digest of all model variables, sorted by path, as float32 little-endian; all processes call it together."""
         digest = hashlib.sha256()
         own = [*self.model.trainable_variables, *self.objective.state_variables]
         for variable in sorted(own, key=lambda v: v.path):
-            digest.update(keras.ops.convert_to_numpy(keras.ops.cast(variable.value, "float32")).tobytes())
+            digest.update(self.to_host(variable).astype(np.float32).tobytes())
         return digest.hexdigest()
 
 

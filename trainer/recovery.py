@@ -49,6 +49,7 @@ class Recovery:
         self._writes = writes
         self._config, self._directory, self._program = config, directory, program
         self._best: dict[str, Any] = {}
+        self._damaged: list[str] = []
         self._when_due = self._when_best = keras.callbacks.ModelCheckpoint("unset.keras")  # until `restore`
         self.signal = 0  # the first SIGTERM or SIGINT, to be obeyed at the end of a chunk of steps
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -60,20 +61,30 @@ class Recovery:
             signal.raise_signal(number)
         self.signal = number
 
-    def restore(self) -> Restored:
-        """Loads the newest checkpoint that can be trusted, or the initial state."""
-        for leftover in self._directory.checkpoints.glob(".*") if self._writes else ():  # of writes that were killed
+    def tidy(self) -> None:
+        """Removes what killed writes left, and sets damaged checkpoints aside: the chief, before all restore."""
+        for leftover in self._directory.checkpoints.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        damaged = []
+        for path, manifest in checkpoint.newest(self._directory.checkpoints):
+            if isinstance(manifest, dict):
+                break
+            self._set_aside(path, manifest)
+
+    def _set_aside(self, path: pathlib.Path, error: checkpoint.Damaged) -> None:
+        self._damaged.append(str(error))
+        if self._writes:
+            path.rename(path.with_name(f"damaged-{path.name}"))
+
+    def restore(self) -> Restored:
+        """Loads the newest checkpoint that can be trusted, or the initial state; all processes together."""
+        damaged = self._damaged
         for path, manifest in checkpoint.newest(self._directory.checkpoints):
             try:
                 if isinstance(manifest, checkpoint.Damaged):
                     raise manifest
                 checkpoint.read(path, self._program, manifest)
             except checkpoint.Damaged as error:
-                damaged.append(str(error))
-                if self._writes:
-                    path.rename(path.with_name(f"damaged-{path.name}"))
+                self._set_aside(path, error)
                 continue
             self._watch(manifest["best"])
             aside = "".join(f"\n  set aside as damaged: {error}" for error in damaged)
@@ -124,7 +135,6 @@ class Recovery:
         }
         self._committed = False
         self.check_loss(totals)
-        self._check_variables()
         if metrics:
             self._when_best.on_epoch_end(self._program.step, metrics)
         if due and not self._committed:
@@ -135,8 +145,10 @@ class Recovery:
         """What the two ModelCheckpoints call in a model's place: commits the whole run, never in place."""
         if self._when_best.best != self._best.get("val_loss"):
             self._best = self._state["metrics"] | {"step": self._program.step}
+        values = self._program.values()
+        self._check(values)
         if self._writes:
-            checkpoint.write(self._directory.checkpoints, self._program, {**self._state, "best": self._best})
+            checkpoint.write(self._directory.checkpoints, self._program, values, {**self._state, "best": self._best})
         self._committed = True
 
     @property
@@ -150,10 +162,9 @@ class Recovery:
         if step != NEVER:
             raise self._not_finite(f"the loss was not finite at step {step + 1}")
 
-    def _check_variables(self) -> None:
+    def _check(self, values: dict[str, np.ndarray]) -> None:
         """Raises UserError if a variable is not finite: such a state is never saved."""
-        for path, variable in self._program.variables.items():
-            value = keras.ops.convert_to_numpy(variable.value)
+        for path, value in values.items():
             if not np.issubdtype(value.dtype, np.integer) and not np.isfinite(value.astype(np.float32)).all():
                 raise self._not_finite(f"{path} was not finite after step {self._program.step}")
 

@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 import keras
@@ -22,15 +22,21 @@ from trainer.run_directory import RunDirectory
 
 
 class Ledger:
-    """Where the time of this process went, in seconds, by purpose."""
+    """Where the time of this process went, in seconds, by purpose.
 
-    def __init__(self) -> None:
+    Args:
+      turns_to: is told each purpose as it begins.
+    """
+
+    def __init__(self, turns_to: Callable[[str], None]) -> None:
+        self._turns_to = turns_to
         self.seconds: dict[str, float] = {}
         self._start = time.monotonic()
 
     @contextlib.contextmanager
     def __call__(self, purpose: str) -> Iterator[None]:
         """Books the time of a `with` block."""
+        self._turns_to(purpose)
         start = time.monotonic()
         try:
             yield

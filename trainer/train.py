@@ -9,20 +9,20 @@ from trainer import callbacks as keras_callbacks
 from trainer import printout
 from trainer.assembly import Assembly, assemble
 from trainer.clock import Clock, Interval
-from trainer.cluster import resolve
 from trainer.config import Config
 from trainer.errors import OK, PREEMPTED, UserError
+from trainer.peers import Peers
 from trainer.recovery import Recovery, Restored
 from trainer.reporting import Ledger, Nothing, Reporting
 from trainer.run_directory import RunDirectory, replace
 
 
-def run(config: Config) -> int:
+def run(config: Config, peers: Peers) -> int:
     """Trains from wherever the run stands to its last step. Returns the exit code."""
-    ledger, cluster = Ledger(), resolve()
-    with RunDirectory(config, cluster.is_chief) as directory:
+    ledger = Ledger(peers.doing)
+    with RunDirectory(config, peers.cluster.is_chief) as directory:
         with ledger("start"):
-            parts = assemble(config, directory.check_flags(), cluster=cluster)  # where, what
+            parts = assemble(config, peers, directory.check_flags())  # where, what
             directory.record(parts.program.replicas, printout.facts(parts))
             training = Training(parts, directory, ledger)  # since when, how it is going
         pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
@@ -54,7 +54,7 @@ class Training:
     def __init__(self, parts: Assembly, directory: RunDirectory, ledger: Ledger) -> None:
         self._parts, self._directory, self._ledger = parts, directory, ledger
         config = parts.config
-        self._recovery = Recovery(config, directory, parts.program, parts.cluster.is_chief)
+        self._recovery = Recovery(config, directory, parts.program, parts.peers.cluster.is_chief)
         restored = self._restore()
         self.step, self._totals, self._stopped = restored.step, restored.totals, restored.stopped
         self._compiled, self._signal = False, 0  # the signal that all processes have agreed to obey
@@ -69,7 +69,7 @@ class Training:
             config.profile_range() or (),
         )
         self._reporting: Reporting | Nothing = Nothing()
-        if parts.cluster.is_chief:
+        if parts.peers.cluster.is_chief:
             self._reporting = Reporting(config, directory, parts.steps, self.step, ledger)
         self._reporting.say(printout.opening(parts, directory.path, restored.origin, self.step))
         self._reporting.define(printout.texts(parts), parts.program.model, config.definition())
@@ -85,13 +85,12 @@ class Training:
             self._save({}, due=True)  # from here on there is always a good checkpoint
 
     def _restore(self) -> Restored:
-        """The chief first, which sets damaged checkpoints aside; then the others read the same."""
-        if not self._parts.cluster.is_chief:
-            self._parts.strategy.gather(0)
+        """The chief sets damaged checkpoints aside; then all read the same."""
+        if self._parts.peers.cluster.is_chief:
+            self._recovery.tidy()
+        self._parts.peers.gather(0)
         restored = self._recovery.restore()
-        if self._parts.cluster.is_chief:
-            self._parts.strategy.gather(0)
-        steps = self._parts.strategy.gather(restored.step)
+        steps = self._parts.peers.gather(restored.step)
         if len(set(steps)) > 1:
             raise UserError(
                 "run_dir",
@@ -113,7 +112,7 @@ class Training:
             self._totals = self._parts.strategy.train(block, first, end - self.step, self.step, before)
             # At most one chunk is in flight: the host runs ahead by no more, the device never waits.
             keras.ops.convert_to_numpy((before if self._compiled else self._totals).objective)
-        self.step = end
+        self.step = self._parts.peers.step = end
         if not self._compiled:
             self._compiled = True
             self._reporting.compiled(end, self._ledger.seconds["compile"])
@@ -146,7 +145,7 @@ class Training:
         """What the chief finds due, for clocks differ; and a signal that any process was sent reaches all."""
         names = sorted(self.clock.intervals)
         bits = sum(1 << i for i, name in enumerate(names) if name in due)
-        gathered = self._parts.strategy.gather(bits | self._recovery.signal << len(names))
+        gathered = self._parts.peers.gather(bits | self._recovery.signal << len(names))
         self._signal = max(value >> len(names) for value in gathered)
         return {name for i, name in enumerate(names) if gathered[0] >> i & 1}
 
@@ -182,6 +181,7 @@ class Training:
         """Ends the run or, when it was told to stop, this start of it. Returns the exit code."""
         parts, reporting = self._parts, self._reporting
         if self.step < parts.steps and not self._stopped:
+            parts.peers.gather(0)  # the chief has saved
             reporting.say(printout.preempted(parts, self._signal, self.step))
             reporting.close()
             return PREEMPTED
@@ -202,8 +202,8 @@ class Training:
             "seconds": seconds,
             "goodput": seconds.get("step", 0.0) / max(1e-9, sum(seconds.values())),
         }
-        parts.strategy.gather(0)  # nobody leaves while another still computes
-        if not parts.cluster.is_chief:
+        parts.peers.gather(0)  # nobody leaves while another still computes
+        if not parts.peers.cluster.is_chief:
             return OK
         replace(self._directory.summary, json.dumps(summary, indent=1))
         reporting.finish(summary)

@@ -13,28 +13,19 @@ _MODULES = {
     ("one_device", "tensorflow"): "mirrored",
     ("mirrored", "tensorflow"): "mirrored",
     ("multi_worker_mirrored", "tensorflow"): "multi_worker_mirrored",
+    ("parameter_server", "tensorflow"): "parameter_server",
+    ("tpu", "tensorflow"): "tpu",
     ("one_device", "jax"): "device_mesh",
     ("device_mesh", "jax"): "device_mesh",
 }
-
-
-_OF_MANY_PROCESSES = ("multi_worker_mirrored", "device_mesh")
 
 
 def create(config: Config, backend: str, cluster: Cluster) -> Strategy:
     """The strategy that the flags name, on the devices of this machine or of the cluster.
 
     Raises:
-      UserError: the user's own strategy is not to be found, or is none; or the cluster has several
-        processes, and the strategy none for them.
+      UserError: the user's own strategy is not to be found, or is none.
     """
-    if cluster.size > 1 and config.strategy not in _OF_MANY_PROCESSES:
-        raise UserError(
-            "strategy",
-            config.strategy,
-            f"runs in one process, but {cluster.source} names {cluster.size}",
-            f"use --strategy={' or --strategy='.join(_OF_MANY_PROCESSES)}, or unset {cluster.source}",
-        )
     if not config.has_own_strategy:
         module = importlib.import_module(f"trainer.strategies.{_MODULES[config.strategy, backend]}")
         return cast(Strategy, module.create(config, cluster))

@@ -49,10 +49,6 @@ class Strategy(abc.ABC):
         first = self.cluster.index * local
         return [range(d * n, (d + 1) * n) for d in range(first, first + local)]
 
-    def gather(self, value: int) -> list[int]:
-        """The value that each process gave, in their order; all must call it, and wait for each other."""
-        return [value]
-
     def elements_on_device(self, variable: keras.Variable) -> int:
         """How many elements of a variable of the program one device holds: all, where nothing is sharded."""
         return math.prod(variable.shape)

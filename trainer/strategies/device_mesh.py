@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from input_pipeline.pipeline import Batch, Pipeline
@@ -37,7 +37,7 @@ def create(config: Config, cluster: Cluster = ALONE, abstract: bool = False) -> 
     """
     devices, description = jax_devices.take(config, cluster)
     sizes = config.mesh_sizes() or {"data": len(devices)}
-    return DeviceMesh(devices, description, sizes, layout_of(config, sizes, cluster), config.exact, cluster, abstract)
+    return DeviceMesh(devices, description, sizes, layout_of(config, sizes), config.exact, cluster, abstract)
 
 
 class DeviceMesh(Strategy):
@@ -76,21 +76,24 @@ class DeviceMesh(Strategy):
         return self._placing.scope()
 
     def shares(self, replicas: int) -> list[range]:
-        # JAX splits one array over a process's devices by itself.
-        first, last = (replicas * p // self.cluster.size for p in (self.cluster.index, self.cluster.index + 1))
-        return [range(first, last)]
-
-    def gather(self, value: int) -> list[int]:
-        if self.cluster.size == 1:
-            return [value]
-        return [int(v) for v in multihost_utils.process_allgather(np.int32(value)).ravel()]
+        # JAX splits one array over a process's devices by itself. A share of the data axis may be several
+        # processes', where another axis runs across them: each of them reads it.
+        mine = [
+            d
+            for d, share in enumerate(self.mesh.devices.reshape(self.devices, -1))
+            if {*share} & {*self.mesh.local_devices}
+        ]
+        n = replicas // self.devices
+        return [range(mine[0] * n, (mine[-1] + 1) * n)]
 
     def feed(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
         sharding = NamedSharding(self.mesh, _BY_REPLICA)
-        on_device = (
-            jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, a), block)
-            for block in pipeline.blocks(first_block)
-        )
+
+        def put(mine: np.ndarray) -> jax.Array:
+            shape = (mine.shape[0], self._program.replicas, *mine.shape[2:])
+            return jax.make_array_from_process_local_data(sharding, mine, shape)
+
+        on_device = (jax.tree.map(put, block) for block in pipeline.blocks(first_block))
         ahead: collections.deque[Block] = collections.deque()
         for block in on_device:  # one block's transfer overlaps the steps of the block before
             ahead.append(block)
@@ -109,9 +112,21 @@ class DeviceMesh(Strategy):
         self.layout.check_all_used([*program.variables, *outputs])
         for variable in jax.tree.leaves(self._variables) if not self._abstract else ():
             variable.assign(placed(variable.value, self.sharding(variable)))
+        program.to_host = self._to_host
         # Virtual devices are there to show that the devices don't matter, and lose no fast interconnect.
         self._exact |= self._on_cpu and program.replicas > 1
         self._loops: dict[bool, ExactLoop | FastLoop | ShardedLoop] = {}
+
+    def _to_host(self, variable: keras.Variable) -> np.ndarray:
+        """The whole value, one variable at a time on the devices."""
+        value = variable.value
+        if not value.is_fully_addressable and not value.is_fully_replicated:
+            value = self._gather(value)
+        return np.asarray(value)
+
+    @functools.cached_property
+    def _gather(self) -> Any:
+        return jax.jit(lambda value: value, out_shardings=NamedSharding(self.mesh, PartitionSpec()))
 
     def sharding(self, variable: keras.Variable) -> NamedSharding:
         """Where a variable of the program lies."""

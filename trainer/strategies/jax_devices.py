@@ -54,12 +54,13 @@ def take(config: Config, cluster: Cluster) -> tuple[list[jax.Device], str]:
 def _join(cluster: Cluster) -> None:
     """Joins the processes' JAX runtimes; the coordinator listens on the chief's address and no other."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    port = cluster.addresses[0].rpartition(":")[2]
     jax.distributed.initialize(
         cluster.addresses[0],
         cluster.size,
         cluster.index,
-        coordinator_bind_address=cluster.addresses[0],
-        heartbeat_timeout_seconds=10,
+        coordinator_bind_address=f"{cluster.bind_host or '0.0.0.0'}:{port}",
+        heartbeat_timeout_seconds=30,  # trainer/peers.py notices sooner, and says why
         initialization_timeout=60,
     )
 

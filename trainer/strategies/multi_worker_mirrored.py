@@ -8,24 +8,20 @@ import tensorflow as tf
 from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.peers import listen
 from trainer.strategies.tf_distribute import TFDistribute, hold_rounding_fixed
 
 
 def create(config: Config, cluster: Cluster) -> TFDistribute:
     """MultiWorkerMirroredStrategy over the cluster's processes, each with its GPUs, or one CPU."""
-    if cluster.size == 1:
-        raise UserError(
-            "strategy",
-            config.strategy,
-            "needs several processes, and nothing in the environment names them",
-            "start it by python -m launch.local --processes=2 -- ..., or set TF_CONFIG",
-        )
     if config.exact:
         tf.config.experimental.enable_op_determinism()
     gpus = tf.config.list_physical_devices("GPU")
     exact = config.exact or not gpus
     if exact:
         hold_rounding_fixed()
+    port = int(cluster.addresses[cluster.index].rpartition(":")[2])
+    listen("", port, cluster.source).close()  # TensorFlow would only say that it can't start its server
     workers = {"cluster": {"worker": list(cluster.addresses)}, "task": {"type": "worker", "index": cluster.index}}
     os.environ["TF_CONFIG"] = json.dumps(workers)  # one form, wherever it came from
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -34,7 +30,7 @@ def create(config: Config, cluster: Cluster) -> TFDistribute:
         raise UserError(
             "devices",
             config.devices,
-            f"contradicts the cluster: {cluster.size} processes have {devices} devices",
+            f"contradicts the cluster: {cluster.size} processes have {devices}",
             "drop --devices; processes on CPUs have one each",
         )
     kind = "GPUs" if gpus else "CPUs"

@@ -21,7 +21,6 @@ from keras.src.distribution.distribution_lib import Distribution
 
 from input_pipeline.pipeline import Batch
 from trainer import layouts, plugins
-from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.layouts import Layout
@@ -33,7 +32,7 @@ _DATA = "data"
 Forward = Callable[[list[Any], Values, Batch], tuple[Any, Sums]]
 
 
-def layout_of(config: Config, sizes: dict[str, int], cluster: Cluster) -> Layout:
+def layout_of(config: Config, sizes: dict[str, int]) -> Layout:
     """The layout that --layout names, perhaps from the model's module."""
     build, _ = plugins.resolve(config.model, "model", "trainer.models", "build")
     beside = getattr(sys.modules.get(getattr(build, "__module__", "")), "LAYOUTS", {})
@@ -45,13 +44,6 @@ def layout_of(config: Config, sizes: dict[str, int], cluster: Cluster) -> Layout
             f"can't be held under --layout={config.layout} and --mesh={config.mesh}: where a product is "
             "shared out over devices, XLA chooses the order in which it is added up",
             "drop --exact, or use --layout=replicated and a mesh of the data axis alone",
-        )
-    if cluster.size > 1 and (layout.shards or len(sizes) > 1):
-        raise UserError(
-            "layout",
-            config.layout,
-            f"lays variables over the devices of {cluster.size} processes, which can't be saved yet",
-            "use one process with all devices, or --layout=replicated and a mesh of the data axis alone",
         )
     return layout
 
@@ -94,7 +86,8 @@ class Placing(Distribution):
         with contextlib.ExitStack() as stack:
             if self._layout.shards:
                 # Keras creates small variables whole and then shards them; here no device ever holds the whole.
-                stack.enter_context(mock.patch.object(keras_jax, "should_shard_at_init", lambda *_: True))
+                sharded = mock.patch.object(keras_jax, "should_shard_at_init", lambda layout, _: any(layout.spec))
+                stack.enter_context(sharded)
             if self._abstract:
                 # What Keras does in its own stateless scope, which takes no variables made from arrays.
                 variable = keras_jax.JaxVariable

@@ -43,7 +43,6 @@ class TFDistribute(Strategy):
         self._in_tree_order = exact
         self.cluster = cluster
         self.description = description
-        self._gather: Any = None
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         return self._strategy.scope()
@@ -69,18 +68,6 @@ class TFDistribute(Strategy):
 
     def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
         return self._evaluate(block, np.int32(count), totals)
-
-    def gather(self, value: int) -> list[int]:
-        if self.cluster.size == 1:
-            return [value]
-        if self._gather is None:
-
-            def gather(value: Any) -> Any:
-                return tf.distribute.get_replica_context().all_gather(value[None], axis=0)
-
-            self._gather = tf.function(lambda value: self._strategy.run(gather, (value,)), autograph=False)
-        per_device = self._strategy.experimental_local_results(self._gather(tf.constant(value)))[0].numpy()
-        return [int(v) for v in per_device[:: self.devices // self.cluster.size]]
 
     def trace(self, directory: str, start: bool) -> None:
         if start:

@@ -1,0 +1,64 @@
+"""What all processes of a run must have in common, told before any of them computes."""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import platform
+import re
+from collections.abc import Iterable
+
+from trainer.config import Config
+
+_ONE_S_OWN = ("cluster", "data_dir", "run_dir", "prefetch")  # flags in which processes may differ
+_PACKAGES = ("absl-py", "jax", "jaxlib", "keras", "numpy", "tensorflow")
+
+
+def facts(config: Config) -> dict[str, object]:
+    """Flags, versions and code, known before anything heavy is imported."""
+    flags = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in _ONE_S_OWN}
+    return {
+        **{f"--{name}": value for name, value in flags.items()},
+        "the run directory": config.directory().resolve(),
+        **{f"the version of {name}": _version(name) for name in _PACKAGES},
+        "the version of Python": platform.python_version(),
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "the code of the trainer": _digest(_own_files()),
+        **{f"the code of {name}": _digest([path]) for name, path in _plugin_files(config).items()},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _own_files() -> list[pathlib.Path]:
+    here = pathlib.Path(__file__).parent
+    return [path for package in (here, here.parent / "input_pipeline") for path in sorted(package.rglob("*.py"))]
+
+
+def _plugin_files(config: Config) -> dict[str, pathlib.Path]:
+    """The files of the modules that the flags name by a path, found without importing them."""
+    specs = (config.model, config.dataset, config.strategy, config.layout, *config.callbacks)
+    modules = [match[1] for spec in specs if (match := re.match(r"([\w.]+):", spec))]
+    found = {}
+    for module in modules:
+        try:
+            spec = importlib.util.find_spec(module)
+        except (ImportError, ValueError):
+            continue  # said where the plug-in is loaded
+        if spec and spec.origin and spec.origin.endswith(".py"):
+            found[module] = pathlib.Path(spec.origin)
+    return found
+
+
+def _digest(paths: Iterable[pathlib.Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

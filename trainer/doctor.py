@@ -1,0 +1,119 @@
+"""The verb doctor: what this process takes itself and its surroundings for, and whether they are in order.
+
+Start it the way the run is started (under launch.local, srun or mpirun, in the pod): it reads the same
+environment. With several processes it meets the others as a run would, each saying what it found.
+"""
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+import shutil
+import socket
+import time
+
+from trainer import backend, peers
+from trainer.cluster import Cluster, outside_interfaces, resolve
+from trainer.config import Config
+from trainer.errors import OK, PEER_LOST, UserError
+from trainer.reporting import size
+
+_PATIENCE = 20.0  # seconds for the others to come
+
+
+def run(config: Config) -> int:
+    """Prints a line for each thing looked at. Returns the exit code: OK if none is wrong."""
+    cluster = resolve(config.cluster)
+    found = [*_cluster(config, cluster), *_names(cluster), *_ports(cluster), *_directory(config), *_machine()]
+    if cluster.size > 1:
+        found += _meeting(cluster)
+    for verdict, name, text in found:
+        print(f"{verdict:>5}  {name}: {text}")
+    wrong = [name for verdict, name, _ in found if verdict == "WRONG"]
+    print(f"\n{'wrong: ' + ', '.join(wrong) if wrong else 'nothing is wrong'}")
+    return PEER_LOST if wrong else OK
+
+
+Findings = list[tuple[str, str, str]]  # verdict, what was looked at, what was found
+
+
+def _cluster(config: Config, cluster: Cluster) -> Findings:
+    found = [("ok", "cluster", f"{cluster.source}; this is process {cluster.index} of {cluster.size}")]
+    if cluster.size > 1:
+        roles = cluster.roles or ("",) * cluster.size
+        for index, (address, role) in enumerate(zip(cluster.addresses, roles, strict=True)):
+            found.append(("ok", f"process {index}", f"{address} {role}".rstrip()))
+        found.append(("ok", "meeting", "{}:{}".format(*cluster.meeting)))
+    try:
+        backend.check_cluster(config, cluster)
+        found.append(("ok", "strategy", f"{config.strategy} on Keras's {backend.choose(config)}"))
+    except UserError as error:
+        found.append(("WRONG", "strategy", str(error)))
+    return found
+
+
+def _names(cluster: Cluster) -> Findings:
+    found: Findings = []
+    for host in dict.fromkeys(a.rpartition(":")[0] for a in cluster.addresses if cluster.size > 1):
+        try:
+            address = socket.gethostbyname(host.strip("[]"))
+            found.append(("ok", "name", f"{host} is {address}"))
+        except OSError as error:
+            found.append(("WRONG", "name", f"{host} can't be resolved here: {error}"))
+    return found
+
+
+def _ports(cluster: Cluster) -> Findings:
+    """Whether this process can listen where it will have to."""
+    wanted = {int(cluster.addresses[cluster.index].rpartition(":")[2])} if cluster.size > 1 else set()
+    if cluster.size > 1 and cluster.is_chief:
+        wanted.add(cluster.meeting[1])
+    found: Findings = []
+    for port in sorted(wanted):
+        try:
+            peers.listen("", port, cluster.source).close()
+            found.append(("ok", "port", f"{port} is free"))
+        except UserError as error:
+            found.append(("WRONG", "port", str(error)))
+    return found
+
+
+def _meeting(cluster: Cluster) -> Findings:
+    """Whether the processes find each other, and how long a word to all takes."""
+    try:
+        with peers.Peers(cluster, _PATIENCE) as met:
+            start = time.monotonic()
+            hosts = met.gather(socket.gethostname())
+            seconds = time.monotonic() - start
+    except UserError as error:
+        return [("WRONG", "meeting", str(error))]
+    return [
+        ("ok", "meeting", f"all {cluster.size} came, from {', '.join(hosts)}; an exchange took {seconds * 1e3:.1f} ms")
+    ]
+
+
+def _directory(config: Config) -> Findings:
+    path = config.directory()
+    there = next(p for p in (path, *path.resolve().parents) if p.exists())
+    free = shutil.disk_usage(there).free
+    if not os.access(there, os.W_OK):
+        return [("WRONG", "run directory", f"{there} can't be written by user {os.getuid()}")]
+    return [("ok", "run directory", f"{path}, {size(free)} free")]
+
+
+def _machine() -> Findings:
+    versions = ", ".join(f"{n} {importlib.metadata.version(n)}" for n in ("keras", "jax", "numpy") if _installed(n))
+    gpus = sorted(p.name for p in pathlib.Path("/dev").glob("nvidia[0-9]*"))
+    cores = len(os.sched_getaffinity(0))
+    outside = outside_interfaces()
+    return [
+        ("ok", "packages", f"Python {platform.python_version()}, {versions}"),
+        ("ok", "machine", f"{cores} cores, {len(gpus)} NVIDIA GPUs, network {', '.join(outside) or 'loopback only'}"),
+    ]
+
+
+def _installed(name: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return False
