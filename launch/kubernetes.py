@@ -168,7 +168,7 @@ def _job_spec(run: argparse.Namespace, hosts: Sequence[str], restarts: int) -> M
             "rules": [
                 {
                     "action": "FailJob",
-                    "onExitCodes": {"containerName": "node", "operator": "In", "values": [2, 66, 76]},
+                    "onExitCodes": {"containerName": "node", "operator": "In", "values": [2, 66, 76, 78]},
                 },
                 {"action": "Ignore", "onExitCodes": {"containerName": "node", "operator": "In", "values": [75]}},
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},

@@ -28,7 +28,7 @@ import time
 from collections.abc import Sequence
 from typing import IO
 
-RESTARTABLE = (69, 70, 75)  # a peer was lost, a watchdog fired, preempted: the run itself is well
+FINAL = (0, 2, 66, 76, 78)  # done; or what another start would meet again: trainer/errors.py
 USER_ERROR = 2
 GRACE = 4.0  # seconds that the others have to end by themselves once one has failed
 _LIBC = ctypes.CDLL(None)
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         restarts += group.replaced
         if signals.grow:
             signals.grow, size, pause = False, 0, 0.0
-        elif signals.stop or restarts == arguments.restarts or not (code in RESTARTABLE or code < 0):
+        elif signals.stop or restarts == arguments.restarts or code in FINAL:
             return code if code >= 0 else 128 - code
         else:
             size = min(size + (code != 75), len(sizes) - 1)
@@ -149,7 +149,7 @@ class Group:
 
     def _may_replace(self, index: int, code: int) -> bool:
         """Whether a process that ended is a worker that others can do without for a while."""
-        asynchronous, restartable = "ps" in self._roles, code in RESTARTABLE or code < 0
+        asynchronous, restartable = "ps" in self._roles, code not in FINAL
         return asynchronous and self._roles[index] == "worker" and restartable and self.replaced < self._replacements
 
     def _send(self, number: int) -> None:

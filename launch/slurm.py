@@ -35,11 +35,13 @@ trap : TERM  # this shell stays, to queue the job again once its tasks have save
 srun --kill-on-bad-exit=0 --wait=60 --label {python} -m trainer {flags}
 code=$?
 
-# 75: told to stop, and saved. 69, 70, or a signal: a process or a node was lost; that counts as a restart.
+# 0: done. 2, 66, 76, 78: another start would meet the same. 75: told to stop, and saved. All else: something was
+# lost on the way, which counts as a restart.
 again=no
 case $code in
+  0 | 2 | 66 | 76 | 78) ;;
   75) again=yes ;;
-  69 | 70 | 12[89] | 1[3-9][0-9]) [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ] && again=yes ;;
+  *) [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ] && again=yes ;;
 esac
 echo "exit code $code after start $((${{SLURM_RESTART_COUNT:-0}} + 1)); again: $again"
 if [ $again = yes ]; then

@@ -1,43 +1,16 @@
 """Several processes: the one-device bits, no hang when one dies, and restarts that carry the run to its end."""
 
 import json
-import os
-import pathlib
 import re
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
 from launch.local import free_ports
-from tests.running import REPOSITORY, environment, start, summary, trainer
+from tests.running import finished, launch, start, summary, trainer
 from trainer.cluster import expand_nodes
 
 STRATEGY = {"tensorflow": "multi_worker_mirrored", "jax": "device_mesh"}
 FLAGS = ("--replicas=4", "--global_batch=80", "--exact", "--log_every=5", "--evaluate_every=never")
-
-
-def launch(*arguments: str, processes: int = 2, restarts: int = 0) -> "subprocess.Popen[str]":
-    """Starts launch.local and returns at once."""
-    command = [sys.executable, "-m", "launch.local", f"--processes={processes}", f"--restarts={restarts}", "--"]
-    return subprocess.Popen(
-        [*command, *arguments],
-        cwd=REPOSITORY,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-    )
-
-
-def finished(process: "subprocess.Popen[str]", code: int = 0) -> str:
-    """The output of a launch that ends with an exit code."""
-    out, _ = process.communicate(timeout=240)
-    assert process.returncode == code, out
-    return out
 
 
 @pytest.mark.parametrize("backend", STRATEGY)
@@ -62,53 +35,6 @@ def test_four_processes(backend, tmp_path):
     trainer(f"--backend={backend}", *flags, f"--run_dir={tmp_path / 'one'}")
     finished(launch(f"--strategy={STRATEGY[backend]}", *flags, f"--run_dir={tmp_path / 'four'}", processes=4))
     assert summary(tmp_path / "four")["weights_sha256"] == summary(tmp_path / "one")["weights_sha256"]
-
-
-@pytest.mark.parametrize(
-    ("backend", "victim"),
-    [
-        ("tensorflow", 1),
-        ("jax", 0),
-        pytest.param("tensorflow", 0, marks=pytest.mark.long),
-        pytest.param("jax", 1, marks=pytest.mark.long),
-    ],
-)
-def test_a_killed_process_ends_the_group_and_a_restart_goes_on(backend, victim, tmp_path):
-    """No hang, the first failure named, and in the end the bits of a run that nobody killed."""
-    flags = (*FLAGS, "--model=dense", "--save_every=20", "--steps=400")
-    where = f"--strategy={STRATEGY[backend]}"
-    process = launch(where, *flags, f"--run_dir={tmp_path / 'killed'}", restarts=2)
-    children = wait_for_checkpoint(process, tmp_path / "killed", 40)
-    os.kill(children[victim], signal.SIGKILL)
-    start = time.monotonic()
-    while any(map(alive, children)) and time.monotonic() - start < 60:
-        time.sleep(0.05)
-    assert time.monotonic() - start <= 15
-    out = finished(process)
-    assert f"process {victim} ended with exit code -9" in out
-    trainer(f"--backend={backend}", *flags, f"--run_dir={tmp_path / 'whole'}")
-    assert summary(tmp_path / "killed")["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
-
-
-def wait_for_checkpoint(process, run, step: int) -> list[int]:
-    """Process ids of a launch's children, in their order, once a checkpoint of a step or later is there."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()[0]
-        if any(path.name.isdigit() and int(path.name) >= step for path in (run / "checkpoints").glob("*")):
-            tasks = pathlib.Path(f"/proc/{process.pid}/task").glob("*/children")
-            return sorted(int(child) for task in tasks for child in task.read_text().split())
-        time.sleep(0.05)
-    process.kill()
-    raise AssertionError("no checkpoint in time")
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("backend", STRATEGY)

@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 from typing import Any
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
@@ -66,3 +67,51 @@ def deviation(a: list[float], b: list[float]) -> float:
     """Largest relative difference between two curves."""
     assert len(a) == len(b) and a
     return max(abs(x - y) / abs(x) for x, y in zip(a, b, strict=True))
+
+
+def launch(
+    *arguments: str, processes: int = 2, restarts: int = 0, servers: int = 0, elastic: bool = False
+) -> "subprocess.Popen[str]":
+    """Starts launch.local and returns at once."""
+    options = [f"--processes={processes}", f"--restarts={restarts}", f"--servers={servers}", *["--elastic"] * elastic]
+    return subprocess.Popen(
+        [sys.executable, "-m", "launch.local", *options, "--", *map(str, arguments)],
+        cwd=REPOSITORY,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def finished(process: "subprocess.Popen[str]", code: int = 0) -> str:
+    """The output of a launch that ends with an exit code."""
+    out, _ = process.communicate(timeout=240)
+    assert process.returncode == code, out
+    return out
+
+
+def wait_for_checkpoint(process: "subprocess.Popen[str]", run: pathlib.Path, step: int) -> None:
+    """Waits until a checkpoint of a step or later is there."""
+    deadline = time.monotonic() + 120
+    while not any(path.name.isdigit() and int(path.name) >= step for path in (run / "checkpoints").glob("*")):
+        assert process.poll() is None, process.communicate()[0]
+        if time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError("no checkpoint in time")
+        time.sleep(0.05)
+
+
+def children(process: "subprocess.Popen[str]") -> list[int]:
+    """Process ids of a launch's children, in their order."""
+    tasks = pathlib.Path(f"/proc/{process.pid}/task").glob("*/children")
+    return sorted(int(child) for task in tasks for child in task.read_text().split())
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there, and has not ended."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

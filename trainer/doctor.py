@@ -12,10 +12,12 @@ import shutil
 import socket
 import time
 
-from trainer import backend, peers
+from trainer import backend
 from trainer.cluster import Cluster, outside_interfaces, resolve
 from trainer.config import Config
+from trainer.connection import listen
 from trainer.errors import OK, PEER_LOST, UserError
+from trainer.peers import Peers
 from trainer.reporting import size
 
 _PATIENCE = 20.0  # seconds for the others to come
@@ -71,7 +73,7 @@ def _ports(cluster: Cluster) -> Findings:
     found: Findings = []
     for port in sorted(wanted):
         try:
-            peers.listen("", port, cluster.source).close()
+            listen("", port, cluster.source).close()
             found.append(("ok", "port", f"{port} is free"))
         except UserError as error:
             found.append(("WRONG", "port", str(error)))
@@ -81,7 +83,7 @@ def _ports(cluster: Cluster) -> Findings:
 def _meeting(cluster: Cluster) -> Findings:
     """Whether the processes find each other, and how long a word to all takes."""
     try:
-        with peers.Peers(cluster, _PATIENCE) as met:
+        with Peers(cluster, _PATIENCE) as met:
             start = time.monotonic()
             hosts = met.gather(socket.gethostname())
             seconds = time.monotonic() - start

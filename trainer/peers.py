@@ -5,10 +5,8 @@ values of `gather`, and which process failed first and why. Who leaves without a
 silent is frozen or cut off. Every process that learns of it says so, shows where it waited itself, and ends.
 """
 
-import dataclasses
-import json
+import contextlib
 import os
-import queue
 import re
 import socket
 import sys
@@ -20,59 +18,15 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from trainer.cluster import ALONE, Cluster
+from trainer.connection import Connection, listen
 from trainer.errors import HUNG, PEER_LOST, USER_ERROR, UserError
 
 _BEAT = 1.0  # seconds between heartbeats
 SILENCE = 8.0  # seconds without a heartbeat after which a process is given up
 _STARTING = 60.0  # the same until the first step is near: loading a framework holds Python's lock for seconds
-_LONGEST = 2**24  # bytes of a message
 # What the backends raise in a process whose peer is gone; by name, since no backend may be imported here.
 _LOST = ("UnavailableError", "DeadlineExceededError", "AbortedError", "InternalError", "JaxRuntimeError")
 _LOST_WORDS = re.compile("gloo|nccl|peer|connect|collective|coordination|socket|heartbeat|unavailable", re.IGNORECASE)
-
-
-@dataclasses.dataclass
-class Connection:
-    """The connection to another process.
-
-    Attributes:
-      socket, stream: the connection, and its lines.
-      heard: when the last line came, by the monotonic clock.
-      where: what the process last said that it was doing.
-      values: what it gave to `gather` (at process 0), or what all gave (elsewhere).
-      left: whether it said goodbye.
-    """
-
-    index: int
-    socket: socket.socket
-    heard: float = 0.0
-    where: str = "starting"
-    values: "queue.SimpleQueue[Any]" = dataclasses.field(default_factory=queue.SimpleQueue)
-    left: bool = False
-
-    def __post_init__(self) -> None:
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.stream = self.socket.makefile("rb")
-        self.heard = time.monotonic()
-        self._lock = threading.Lock()
-
-    def send(self, **message: Any) -> None:
-        """Sends a line. A broken connection is noticed by who reads."""
-        try:
-            with self._lock:
-                self.socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            pass
-
-    def receive(self) -> dict[str, Any] | None:
-        """The next line; None at the connection's end."""
-        try:
-            line = self.stream.readline(_LONGEST)
-            message = json.loads(line) if line.endswith(b"\n") else None
-        except (OSError, ValueError):
-            return None
-        self.heard = time.monotonic()
-        return message if isinstance(message, dict) else None
 
 
 class Peers:
@@ -149,8 +103,6 @@ class Peers:
         """What this process is doing, in words."""
         return f"at step {self.step}, in {self._doing}"
 
-    # Joining.
-
     def _meet(self) -> list[Connection]:
         """Process 0: waits for all others."""
         host, port = self.cluster.meeting
@@ -181,15 +133,25 @@ class Peers:
                 connection.close()
                 continue
             if refusal:
-                for one in (*found.values(), peer):
-                    one.send(refused=refusal)
-                raise self._wrong(refusal)
+                self._refuse([*found.values(), peer], listening, refusal)
             connection.settimeout(None)
             found[peer.index] = peer
         listening.close()
         for peer in found.values():
             peer.send(welcome=True)
         return list(found.values())
+
+    def _refuse(self, found: list[Connection], listening: socket.socket, reason: str) -> NoReturn:
+        """Sends all away: those that are there, and those that come in the next seconds."""
+        for peer in found:
+            peer.send(refused=reason)
+        deadline = time.monotonic() + SILENCE
+        while len(found) < self.cluster.size - 1 and (left := deadline - time.monotonic()) > 0:
+            listening.settimeout(left)
+            with contextlib.suppress(TimeoutError):
+                found.append(Connection(-1, listening.accept()[0]))
+                found[-1].send(refused=reason)
+        raise self._wrong(reason)
 
     def _join(self) -> Connection:
         """Another process: goes to process 0."""
@@ -286,48 +248,3 @@ class Peers:
             lines += ["The same command, in all processes, continues the run from its last checkpoint."]
         print("\n".join(lines), file=sys.stderr, flush=True)
         os._exit(code if code in (USER_ERROR, HUNG) else PEER_LOST)
-
-
-def listen(host: str, port: int, source: str) -> socket.socket:
-    """A socket that listens at an address of this machine; '' is all of them.
-
-    Raises:
-      UserError: the port is taken; by whom is said where it can be seen.
-    """
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        listening.listen(128)
-    except OSError as error:
-        listening.close()
-        raise UserError(
-            source,
-            f"{host or '*'}:{port}",
-            f"can't listen there: {error.strerror}{holder(port)}",
-            "end that process, or give this one another port",
-        ) from None
-    return listening
-
-
-def holder(port: int) -> str:
-    """', held by process 123 (name)' of a TCP port that listens on this machine; '' where it can't be seen."""
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table) as file:
-                rows = [line.split() for line in file][1:]
-        except OSError:
-            continue
-        inodes |= {
-            f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port
-        }
-    for process in filter(str.isdigit, os.listdir("/proc") if inodes else ()):
-        try:
-            for descriptor in os.scandir(f"/proc/{process}/fd"):
-                if os.readlink(descriptor.path) in inodes:
-                    with open(f"/proc/{process}/comm") as file:
-                        return f", held by process {process} ({file.read().strip()})"
-        except OSError:
-            continue
-    return ""

@@ -21,6 +21,7 @@ from trainer.strategies.base import Block
 _REPLICATED = PartitionSpec()
 _BY_REPLICA = PartitionSpec(None, "data")  # (K, V, ...)
 _BY_DEVICE = PartitionSpec("data")  # (R, ...), one device's own value each
+_UNSTACKED = 4  # steps that are unstacked at a time
 _CHUNK = 2**20  # floats that a device gathers from all others at a time
 
 Leaf = Callable[[Values, Batch], Sums]  # (values, one replica's batch) -> Sums
@@ -96,8 +97,9 @@ class ExactLoop:
         self._sums: Any = None  # the structure of Sums
         self._one_leaf = jax.jit(lambda values, batch: jax.flatten_util.ravel_pytree(self._leaf(values, batch))[0])
         self._unstack = jax.jit(_unstack)
-        self._block: Any = None  # the last one, and its batches: [device][step][replica]
-        self._batches: list[list[list[Batch]]] = []
+        self._block: Any = None  # the last one, its parts on the devices, and batches of some of its steps
+        self._parts: list[Block] = []
+        self._batches: dict[int, list[list[Batch]]] = {}  # step: [device][replica]
         self._finish = jax.jit(self._finish_step, donate_argnums=(0,) if update else ())
 
     def __call__(
@@ -107,13 +109,13 @@ class ExactLoop:
             batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
             self._sums = jax.eval_shape(self._leaf, values, batch)
         if self._block is not block:
-            self._block, self._batches = block, [self._unstack(part) for part in _per_device(block)]
+            self._block, self._parts, self._batches = block, _per_device(block), {}
         whole = NamedSharding(self._mesh, _REPLICATED)
         on_devices = list(zip(_per_device(values), _per_device(placed(totals, whole)), strict=True))
         for i in range(count):
             local = [
-                self._local_sums(values, batches[first + i])
-                for (values, _), batches in zip(on_devices, self._batches, strict=True)
+                self._local_sums(values, batches)
+                for (values, _), batches in zip(on_devices, self._batches_of(first + i), strict=True)
             ]
             number = np.int32(step + i)
             on_devices = [
@@ -123,6 +125,15 @@ class ExactLoop:
             self._settle([totals for _, totals in on_devices])
         new_values, totals = (_joined(whole, part) for part in zip(*on_devices, strict=True))
         return new_values if self._update else None, totals
+
+    def _batches_of(self, step: int) -> list[list[Batch]]:
+        """The replicas' batches of a step of the block, by device."""
+        if step not in self._batches:
+            # A few steps at a time: XLA compiles a program of many results slowly.
+            start = step // _UNSTACKED * _UNSTACKED
+            by_device = [self._unstack(part, start) for part in self._parts]
+            self._batches = {start + i: list(batches) for i, batches in enumerate(zip(*by_device, strict=True))}
+        return self._batches[step]
 
     def _settle(self, result: Any) -> None:
         """Waits, where devices are virtual: they share threads, so that a collective in flight beside
@@ -205,10 +216,11 @@ def placed(tree: Any, sharding: NamedSharding) -> Any:
     return jax.tree.map(place, tree)
 
 
-def _unstack(block: Block) -> list[list[Batch]]:
-    """(K, n, b, ...) -> batches of one replica each, [step][replica]."""
+def _unstack(block: Block, start: int) -> list[list[Batch]]:
+    """(K, n, b, ...), K a power of two -> batches of one replica each of the steps from `start`, [step][replica]."""
     steps, replicas = jax.tree.leaves(block)[0].shape[:2]
-    return [[_at(block, i, r) for r in range(replicas)] for i in range(steps)]
+    few = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, min(steps, _UNSTACKED)), block)
+    return [[_at(few, i, r) for r in range(replicas)] for i in range(min(steps, _UNSTACKED))]
 
 
 def _per_device(tree: Any) -> list[Any]:

@@ -6,6 +6,9 @@ from typing import Any
 import jax
 import keras.src.backend.jax.distribution_lib as keras_distribution
 import tensorflow as tf
+from jax._src import distributed as jax_distributed
+from jax._src import xla_bridge
+from jax._src.lib import _jax
 from jax.sharding import NamedSharding
 
 from trainer.cluster import Cluster
@@ -53,8 +56,8 @@ def take(config: Config, cluster: Cluster) -> tuple[list[jax.Device], str]:
 
 def _join(cluster: Cluster) -> None:
     """Joins the processes' JAX runtimes; the coordinator listens on the chief's address and no other."""
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
     port = cluster.addresses[0].rpartition(":")[2]
+    own_host = cluster.addresses[cluster.index].rpartition(":")[0]
     jax.distributed.initialize(
         cluster.addresses[0],
         cluster.size,
@@ -63,6 +66,13 @@ def _join(cluster: Cluster) -> None:
         heartbeat_timeout_seconds=30,  # trainer/peers.py notices sooner, and says why
         initialization_timeout=60,
     )
+
+    def cpu_client() -> Any:
+        # JAX's own listens where this machine's name leads, which on many is loopback.
+        client = jax_distributed.global_state.client
+        return xla_bridge.make_cpu_client(_jax.make_gloo_tcp_collectives(client, hostname=own_host))
+
+    xla_bridge.register_backend_factory("cpu", cpu_client, priority=0, fail_quietly=False)
 
     def distribute(value: Any, layout: NamedSharding) -> Any:
         traced = isinstance(value, jax.core.Tracer)

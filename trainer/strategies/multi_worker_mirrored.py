@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from trainer.cluster import Cluster
 from trainer.config import Config
+from trainer.connection import listen
 from trainer.errors import UserError
-from trainer.peers import listen
 from trainer.strategies.tf_distribute import TFDistribute, hold_rounding_fixed
 
 

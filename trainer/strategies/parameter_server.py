@@ -17,8 +17,8 @@ import tensorflow as tf
 from input_pipeline.pipeline import Pipeline
 from trainer.cluster import Cluster, resolve
 from trainer.config import Config
+from trainer.connection import Connection, listen
 from trainer.errors import OK, PEER_LOST, UserError
-from trainer.peers import Connection, listen
 from trainer.program import Program
 from trainer.step import Sums, Totals, add_step
 from trainer.strategies.base import Block

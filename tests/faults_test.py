@@ -1,0 +1,244 @@
+"""What becomes of several processes when one is killed, frozen, cut off, raises or is stuck: nobody hangs."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.lab import lab
+from tests.running import alive, children, finished, launch, start, summary, trainer, wait_for_checkpoint
+from trainer.connection import listen
+
+STRATEGY = {"tensorflow": "multi_worker_mirrored", "jax": "device_mesh"}
+FLAGS = ("--replicas=4", "--global_batch=80", "--exact", "--log_every=5", "--evaluate_every=never", "--model=dense")
+LIMIT = 15  # seconds from the fault to the last process's end
+
+long = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Hash of the run that nothing happened to, by backend and steps."""
+    hashes = {}
+
+    def make(backend: str, steps: int, *flags: str) -> str:
+        if (backend, steps, flags) not in hashes:
+            run = tmp_path_factory.mktemp("whole") / "run"
+            trainer(f"--backend={backend}", *FLAGS, *flags, f"--steps={steps}", f"--run_dir={run}")
+            hashes[backend, steps, flags] = summary(run)["weights_sha256"]
+        return hashes[backend, steps, flags]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("backend", "number", "victim"),
+    [
+        ("tensorflow", signal.SIGKILL, 1),
+        ("jax", signal.SIGKILL, 0),
+        pytest.param("tensorflow", signal.SIGKILL, 0, marks=long),
+        pytest.param("jax", signal.SIGKILL, 1, marks=long),
+        ("jax", signal.SIGSTOP, 1),
+        pytest.param("tensorflow", signal.SIGSTOP, 1, marks=long),
+        pytest.param("tensorflow", signal.SIGSTOP, 0, marks=long),
+        pytest.param("jax", signal.SIGSTOP, 0, marks=long),
+    ],
+)
+def test_a_killed_or_frozen_process_ends_the_group_and_a_restart_goes_on(backend, number, victim, whole, tmp_path):
+    flags = (f"--strategy={STRATEGY[backend]}", *FLAGS, "--save_every=20", "--steps=400")
+    process = launch(*flags, f"--run_dir={tmp_path / 'run'}", restarts=2)
+    wait_for_checkpoint(process, tmp_path / "run", 40)
+    pids = children(process)
+    os.kill(pids[victim], number)
+    gone(pids)
+    out = finished(process)
+    why = "killed, or its machine died" if number == signal.SIGKILL else "it is frozen, or the network to it is cut"
+    assert re.search(rf"process {victim} failed first, at step \d+, in \w+: .*{why}", out)
+    assert f"this is process {1 - victim}, at step" in out and "it waited here:\n" in out
+    assert summary(tmp_path / "run")["weights_sha256"] == whole(backend, 400)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=long)])
+def test_a_process_that_raises_ends_the_group_and_a_restart_goes_on(backend, whole, tmp_path):
+    flags = (*FLAGS, "--save_every=20", "--steps=100")
+    failing = f"--callbacks=tests.faulty:Fail(step=50,once={str(tmp_path / 'once')!r})"
+    process = launch(f"--strategy={STRATEGY[backend]}", *flags, failing, f"--run_dir={tmp_path / 'run'}", restarts=1)
+    out = finished(process)
+    told = next(line for line in out.splitlines() if "[0] onecurve: process 1 failed first, at step 5" in line)
+    assert "RuntimeError: the planted fault" in out[out.index(told) :]
+    assert summary(tmp_path / "run")["weights_sha256"] == whole(backend, 100)
+
+
+@pytest.mark.parametrize("backend", ["jax", pytest.param("tensorflow", marks=long)])
+def test_a_stuck_process_is_noticed_by_its_lack_of_progress(backend, tmp_path):
+    flags = (*FLAGS, "--save_every=20", "--steps=100", "--hang_after=6s")
+    stuck = f"--callbacks=tests.faulty:Fail(step=50,once={str(tmp_path / 'once')!r},stuck=True)"
+    process = launch(f"--strategy={STRATEGY[backend]}", *flags, stuck, f"--run_dir={tmp_path / 'run'}")
+    out = finished(process, code=70)
+    assert "no progress for 6s" in out and re.search(r"process 1 (failed first, )?at step 5\d, in callbacks", out)
+    assert "time.sleep(3600)" in out or "in on_train_batch_end" in out  # the stack of the culprit
+
+
+@pytest.mark.parametrize(
+    ("backend", "host"),
+    [("tensorflow", 1), ("jax", 0), pytest.param("tensorflow", 0, marks=long), pytest.param("jax", 1, marks=long)],
+)
+def test_two_hosts_whose_cable_is_cut_end_and_go_on_when_it_is_back(backend, host, whole, tmp_path):
+    with lab(2) as hosts:
+
+        def both():
+            workers = [f"{address}:2222" for address in hosts.addresses]
+            flags = [f"--strategy={STRATEGY[backend]}", *FLAGS, "--save_every=20", "--steps=400"]
+            command = [sys.executable, "-m", "trainer", *flags, f"--run_dir={tmp_path / 'run'}"]
+            tasks = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}} for i in range(2)]
+            return [hosts.start(i, command, TF_CONFIG=json.dumps(task)) for i, task in enumerate(tasks)]
+
+        processes = both()
+        wait_for_checkpoint(processes[0], tmp_path / "run", 40)
+        hosts.cut(host)
+        gone([process.pid for process in processes])
+        for index, process in enumerate(processes):
+            out, _ = process.communicate()
+            assert process.returncode == 69, out
+            assert f"process {1 - index} failed first" in out and "the network to it is cut" in out
+        hosts.cut(host, down=False)
+        for process in both():
+            out, _ = process.communicate(timeout=120)
+            assert process.returncode == 0, out
+    assert summary(tmp_path / "run")["weights_sha256"] == whole(backend, 400)
+
+
+def gone(pids: list[int]) -> None:
+    """Waits for processes to end; fails if it takes longer than LIMIT."""
+    start = time.monotonic()
+    while any(map(alive, pids)) and time.monotonic() - start < 60:
+        time.sleep(0.05)
+    assert time.monotonic() - start <= LIMIT
+
+
+def test_a_launcher_that_is_killed_leaves_nobody(tmp_path):
+    process = launch(
+        "--strategy=device_mesh", *FLAGS, "--steps=100000", "--save_every=20", f"--run_dir={tmp_path / 'run'}"
+    )
+    wait_for_checkpoint(process, tmp_path / "run", 20)
+    pids = children(process)
+    process.kill()
+    gone(pids)
+
+
+def test_an_elastic_group_goes_on_with_fewer_processes_and_with_all_again(whole, tmp_path):
+    """Three processes, one is killed: two go on (of 6 replicas); then all three again, at the same curve."""
+    flags = ("--replicas=6", "--global_batch=90", "--save_every=20", "--steps=600")
+    run = tmp_path / "run"
+    process = launch(
+        "--strategy=device_mesh", *FLAGS, *flags, f"--run_dir={run}", processes=3, restarts=2, elastic=True
+    )
+    wait_for_checkpoint(process, run, 40)
+    os.kill(children(process)[2], signal.SIGKILL)
+    while len(children(process)) != 2:
+        time.sleep(0.1)
+    wait_for_checkpoint(process, run, 200)
+    process.send_signal(signal.SIGUSR1)
+    out = finished(process)
+    assert "2 processes start" in out and "3 processes start" in out
+    assert summary(run)["weights_sha256"] == whole("jax", 600, *flags[:2])
+
+
+def test_a_parameter_server_s_worker_may_die(tmp_path):
+    """One of two workers is killed: the run goes on without a new start, and ends."""
+    run = tmp_path / "run"
+    flags = ("--strategy=parameter_server", "--model=dense", "--steps=300", "--save_every=20", "--log_every=10")
+    process = launch(*flags, f"--run_dir={run}", processes=3, servers=2, restarts=2)
+    wait_for_checkpoint(process, run, 40)
+    os.kill(children(process)[1], signal.SIGKILL)
+    out = finished(process)
+    assert "worker 1 ended with exit code -9; it is started again" in out
+    assert out.count("[0]       run ") == 1  # one start of the chief
+    assert summary(run)["step"] == 300 and summary(run)["final"]["test_accuracy"] > 0.9
+
+
+@long
+def test_a_parameter_server_s_chief_goes_on_from_its_checkpoint(tmp_path):
+    run = tmp_path / "run"
+    flags = ("--strategy=parameter_server", "--model=dense", "--steps=300", "--save_every=20", "--log_every=10")
+    process = launch(*flags, f"--run_dir={run}", processes=3, servers=2, restarts=2)
+    wait_for_checkpoint(process, run, 40)
+    os.kill(children(process)[0], signal.SIGKILL)
+    out = finished(process)
+    assert "restored from" in out
+    assert summary(run)["step"] == 300 and summary(run)["final"]["test_accuracy"] > 0.9
+
+
+def test_a_process_that_does_not_come_is_named(tmp_path):
+    with listen("127.0.0.1", 0, "test") as taken:
+        port = taken.getsockname()[1] + 1
+    config = {"cluster": {"worker": [f"127.0.0.1:{port}", "127.0.0.1:9"]}, "task": {"type": "worker", "index": 0}}
+    flags = ("--strategy=device_mesh", "--hang_after=3s", f"--run_dir={tmp_path / 'run'}")
+    ran = trainer(*flags, code=69, TF_CONFIG=json.dumps(config))
+    assert "process 1 (127.0.0.1:9) did not come to 127.0.0.1" in ran.stderr
+
+
+def test_a_port_in_use_is_named_with_its_holder(tmp_path):
+    with listen("127.0.0.1", 0, "test") as taken:
+        port = taken.getsockname()[1]
+        config = {
+            "cluster": {"worker": [f"127.0.0.1:{port - 1}", "127.0.0.1:9"]},
+            "task": {"type": "worker", "index": 0},
+        }
+        start = time.monotonic()
+        ran = trainer("--strategy=device_mesh", f"--run_dir={tmp_path / 'run'}", code=2, TF_CONFIG=json.dumps(config))
+    assert time.monotonic() - start < 10
+    assert f"127.0.0.1:{port}: can't listen there" in ran.stderr and f"held by process {os.getpid()}" in ran.stderr
+
+
+@pytest.mark.parametrize("second", [1, 0])
+def test_processes_of_one_number_or_of_other_clusters_are_told(second, tmp_path):
+    """Two that both say they are process 1 of three; or whose lists of addresses differ."""
+    with listen("127.0.0.1", 0, "test") as taken:
+        port = taken.getsockname()[1] + 10
+    workers = [f"127.0.0.1:{port + 10 * i}" for i in range(3)]
+    lists = [workers, workers, workers if second else [*workers[:2], "127.0.0.1:9"]]
+    indices = [0, 1, 1 if second else 2]
+    processes = []
+    for index, addresses in zip(indices, lists, strict=True):
+        flag = f"--cluster={index}@{','.join(addresses)}"
+        processes.append(start("--strategy=device_mesh", flag, f"--run_dir={tmp_path / 'run'}"))
+    for process in processes:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2, err
+        assert ("two processes say that they are process 1" if second else "describes another cluster") in err
+
+
+def listening(pid: int) -> list[tuple[str, int]]:
+    """(address in hex, port) of a process's listening TCP sockets."""
+    held = {os.readlink(d.path) for d in os.scandir(f"/proc/{pid}/fd")}
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in pathlib.Path("/proc/net", table).read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and f"socket:[{columns[9]}]" in held:
+                address, _, port = columns[1].partition(":")
+                found.append((address, int(port, 16)))
+    return found
+
+
+@pytest.mark.parametrize("backend", STRATEGY)
+def test_what_listens(backend, tmp_path):
+    """Ours and JAX's on loopback alone. TensorFlow's server on all interfaces, and the run says so."""
+    flags = (f"--strategy={STRATEGY[backend]}", *FLAGS, "--steps=100000", "--save_every=20")
+    process = launch(*flags, f"--run_dir={tmp_path / 'run'}")
+    wait_for_checkpoint(process, tmp_path / "run", 20)
+    sockets = [socket for pid in children(process) for socket in listening(pid)]
+    process.terminate()
+    out = finished(process, code=75)
+    outside = [port for address, port in sockets if not (address == "0100007F" or address.endswith("0100007F"))]
+    if backend == "jax":
+        assert sockets and not outside
+    else:
+        assert len(outside) == 2 and len(sockets) > len(outside) - 1
+        assert "listen on all interfaces" in out or not os.path.exists("/sys/class/net/eth0")

@@ -1,0 +1,69 @@
+"""Hosts of their own network on this machine, joined by a switch, whose links can be cut. Needs root and iproute2."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tests.conftest import need
+from tests.running import REPOSITORY, environment
+
+
+class Lab:
+    """Network namespaces h0, h1, ... at 10.91.0.1, 10.91.0.2, ..."""
+
+    def __init__(self, hosts: int) -> None:
+        self._name = f"onecurve{os.getpid()}"
+        self.addresses = [f"10.91.0.{i + 1}" for i in range(hosts)]
+        self._spaces = [f"{self._name}-h{i}" for i in range(hosts)]
+        self._switch = f"{self._name}-switch"
+        for space in (self._switch, *self._spaces):
+            _ip("netns", "add", space)
+        _ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", self._switch, "link", "set", "bridge", "up")
+        for i, (space, address) in enumerate(zip(self._spaces, self.addresses, strict=True)):
+            _ip("-n", self._switch, "link", "add", f"port{i}", "type", "veth", "peer", "name", "eth0", "netns", space)
+            _ip("-n", self._switch, "link", "set", f"port{i}", "master", "bridge", "up")
+            _ip("-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
+            _ip("-n", space, "link", "set", "eth0", "up")
+            _ip("-n", space, "link", "set", "lo", "up")
+
+    def start(self, host: int, command: Sequence[str], **env: str) -> "subprocess.Popen[str]":
+        """Starts a command on a host; its process id is the command's own."""
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self._spaces[host], *command],
+            cwd=REPOSITORY,
+            env=environment(**env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def cut(self, host: int, down: bool = True) -> None:
+        """Takes a host's cable out, or puts it back."""
+        _ip("-n", self._switch, "link", "set", f"port{host}", "down" if down else "up")
+
+    def close(self) -> None:
+        """Removes the hosts."""
+        for space in (*self._spaces, self._switch):
+            subprocess.run(["ip", "netns", "delete", space], check=False, capture_output=True)
+
+
+@contextlib.contextmanager
+def lab(hosts: int = 2) -> Iterator[Lab]:
+    """A lab for the length of a `with` block; skips the test where there can be none."""
+    need(bool(shutil.which("ip")), "no ip command: apt-get install iproute2")
+    probe = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
+    need(os.getuid() == 0 and probe.returncode == 0, "network namespaces need root, and a kernel that has them")
+    made = Lab(hosts)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def _ip(*arguments: str) -> Any:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True)
