@@ -19,6 +19,7 @@ FLOORS = {
     "trainer.backend": 0,
     "trainer.plugins": 0,
     "trainer.layouts": 0,
+    "trainer.ledger": 0,
     "trainer.run_directory": 0,
     "input_pipeline": 1,
     "trainer.models": 2,

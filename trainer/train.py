@@ -11,9 +11,10 @@ from trainer.assembly import Assembly, assemble
 from trainer.clock import Clock, Interval
 from trainer.config import Config
 from trainer.errors import OK, PREEMPTED, UserError
+from trainer.ledger import Ledger
 from trainer.peers import Peers
 from trainer.recovery import Recovery, Restored
-from trainer.reporting import Ledger, Nothing, Reporting
+from trainer.reporting import Nothing, Reporting
 from trainer.run_directory import RunDirectory, replace
 
 
