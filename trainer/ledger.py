@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 
 class Ledger:
@@ -31,16 +30,6 @@ class Ledger:
     def book(self, purpose: str, seconds: float) -> None:
         """Adds seconds to a purpose."""
         self.seconds[purpose] = self.seconds.get(purpose, 0.0) + seconds
-
-    def waiting(self, purpose: str, iterator: Iterator[Any]) -> Iterator[Any]:
-        """The iterator, with the time that its items take to come booked."""
-        while True:
-            with self(purpose):
-                try:
-                    item = next(iterator)
-                except StopIteration:
-                    return
-            yield item
 
     @property
     def elapsed(self) -> float:

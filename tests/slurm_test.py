@@ -1,0 +1,150 @@
+"""launch.slurm on a real Slurm of two nodes, started here: preempted, queued again, to the uninterrupted hash."""
+
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import need
+from tests.running import REPOSITORY, environment, summary, trainer
+
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={dir}/munge/socket,cred_expire=5
+StateSaveLocation={dir}/state
+SlurmdSpoolDir={dir}/spool-%n
+SlurmctldPidFile={dir}/slurmctld.pid
+SlurmdPidFile={dir}/slurmd-%n.pid
+SlurmctldLogFile={dir}/slurmctld.log
+SlurmdLogFile={dir}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+MailProg=/bin/true
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
+SlurmdParameters=config_overrides
+ReturnToService=2
+KillWait=5
+JobRequeue=1
+MessageTimeout=10
+TCPTimeout=3
+NodeName=127.0.0.2 NodeHostname={host} NodeAddr=127.0.0.2 Port={node_port_1} CPUs=2 RealMemory=4000 State=UNKNOWN
+NodeName=127.0.0.3 NodeHostname={host} NodeAddr=127.0.0.3 Port={node_port_2} CPUs=2 RealMemory=4000 State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "sinfo")
+
+
+@pytest.fixture
+def slurm():
+    """Environment in which sbatch and its kin speak to a Slurm of two nodes on loopback."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
+    missing = [tool for tool in TOOLS if not shutil.which(tool, path=path)]
+    need(not missing, f"no {', '.join(missing)}: apt-get install slurmctld slurmd slurm-client munge")
+    need(os.getuid() == 0, "its daemons are started as root")
+    directory = pathlib.Path("/tmp", f"slurm{os.getpid()}")  # short: the path of a socket has a limit
+    for name in ("munge", "state", "spool-127.0.0.2", "spool-127.0.0.3"):
+        (directory / name).mkdir(parents=True, mode=0o755)
+    (directory / "munge").chmod(0o700)
+    (directory / "munge" / "key").write_bytes(os.urandom(128))
+    (directory / "munge" / "key").chmod(0o600)
+    port = 7100 + os.getpid() % 500 * 4
+    ports = {"port": port, "node_port_1": port + 1, "node_port_2": port + 2}
+    configuration = directory / "slurm.conf"
+    configuration.write_text(CONFIGURATION.format(dir=directory, host=socket.gethostname(), **ports))
+    env = environment(SLURM_CONF=str(configuration), PATH=path)
+    munge = directory / "munge"
+    daemons = [
+        start(env, "munged", "--foreground", "--force", f"--key-file={munge}/key", f"--socket={munge}/socket",
+              f"--pid-file={munge}/pid", f"--log-file={munge}/log", f"--seed-file={munge}/seed"),
+    ]  # fmt: skip
+    wait_until(lambda: (munge / "socket").exists())
+    daemons.append(start(env, "slurmctld", "-D"))
+    daemons += [start(env, "slurmd", "-D", "-N", node) for node in ("127.0.0.2", "127.0.0.3")]
+    wait_until(lambda: len(said(env, "sinfo", "-h", "-N", "-t", "idle").splitlines()) == 2)
+    yield env
+    subprocess.run(["scancel", "--user=root"], env=env, check=False, capture_output=True)
+    for daemon in reversed(daemons):
+        daemon.terminate()
+    for daemon in daemons:
+        daemon.wait(timeout=20)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def start(env, *command):
+    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def said(env, *command) -> str:
+    return subprocess.run(command, env=env, check=False, capture_output=True, text=True).stdout
+
+
+def wait_until(true, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("backend", ["jax", pytest.param("tensorflow", marks=pytest.mark.long)])
+def test_a_preempted_job_is_queued_again_and_ends_on_the_uninterrupted_hash(backend, slurm, tmp_path):
+    strategy = {"tensorflow": "multi_worker_mirrored", "jax": "device_mesh"}[backend]
+    flags = ("--model=dense", "--replicas=2", "--exact", "--steps=1500", "--save_every=100", "--evaluate_every=never")
+    log, run = tmp_path / "log", tmp_path / "run"
+    options = ("--nodes=2", "--time=10", f"--output={log}")
+    command = [
+        sys.executable,
+        "-m",
+        "launch.slurm",
+        *options,
+        "--",
+        f"--strategy={strategy}",
+        *flags,
+        f"--run_dir={run}",
+    ]
+    sent = subprocess.run(command, env=slurm, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert "Submitted batch job" in sent.stdout, sent
+    job = sent.stdout.split()[-1]
+    wait_until(lambda: any((run / "checkpoints").glob("[0-9]*")), 120)
+    assert said(slurm, "scancel", "--signal=TERM", f"{job}.0") == ""
+    wait_until(lambda: "again: yes" in log.read_text())
+    assert "exit code 75 after start 1; again: yes" in log.read_text()
+    wait_until(lambda: (run / "summary.json").exists(), 180)
+    wait_until(lambda: "after start 2" in log.read_text())
+    assert "exit code 0 after start 2; again: no" in log.read_text()
+    assert "restored from" in log.read_text()
+    trainer(f"--backend={backend}", *flags, f"--run_dir={tmp_path / 'whole'}")
+    assert summary(run)["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
+
+
+def test_the_script_can_be_seen_without_slurm():
+    command = [
+        sys.executable,
+        "-m",
+        "launch.slurm",
+        "--nodes=4",
+        "--gpus_per_task=1",
+        "--tasks_per_node=8",
+        "--dry_run",
+    ]
+    flags = ["--", "--model=mlp(name='a b')", "--run_dir=/shared/run"]
+    ran = subprocess.run([*command, *flags], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    for line in ("--nodes=4", "--ntasks-per-node=8", "--gpus-per-task=1", "--requeue", "--signal=TERM@120"):
+        assert f"#SBATCH {line}\n" in ran.stdout
+    assert """-m trainer '--model=mlp(name='"'"'a b'"'"')' --run_dir=/shared/run\n""" in ran.stdout
+    subprocess.run(["bash", "-n"], input=ran.stdout, text=True, check=True)
