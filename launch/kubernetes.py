@@ -134,7 +134,7 @@ def _job_spec(run: argparse.Namespace, hosts: Sequence[str], restarts: int) -> M
         "env": [{"name": "ONECURVE_PROCESSES", "value": ",".join(f"{host}:{run.port}" for host in hosts)}]
         if run.processes > 1
         else [],
-        "ports": [{"containerPort": port} for port in (run.port, run.port + 1)],
+        "ports": [{"containerPort": port, "protocol": "TCP"} for port in (run.port, run.port + 1)],
         "resources": _resources(run),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [{"name": "runs", "mountPath": "/runs"}, {"name": "shm", "mountPath": "/dev/shm"}],

@@ -14,6 +14,7 @@ FLOORS = {
     "trainer.cluster": 0,
     "trainer.config": 0,
     "trainer.connection": 0,
+    "trainer.meeting": 0,
     "trainer.peers": 0,
     "trainer.agreement": 0,
     "trainer.backend": 0,

@@ -6,35 +6,65 @@ import re
 import pytest
 
 from launch.local import free_ports
-from tests.running import finished, launch, start, summary, trainer
+from tests.running import curve, deviation, finished, launch, start, summary, trainer
 from trainer.cluster import expand_nodes
 
 STRATEGY = {"tensorflow": "multi_worker_mirrored", "jax": "device_mesh"}
-FLAGS = ("--replicas=4", "--global_batch=80", "--exact", "--log_every=5", "--evaluate_every=never")
+FLAGS = ("--replicas=4", "--global_batch=80", "--log_every=5", "--evaluate_every=never")
+
+
+MODELS = {
+    "dense": (),
+    "mlp": ("--optimizer=sgd",),  # with adam, a relu's kink may part curves of other sums: docs/decisions.md
+    "convnet": ("--optimizer=sgd",),
+    "transformer": ("--dataset=text(context=32)", "--global_batch=16"),
+}
+SMALL = {"transformer": "transformer(width=64,depth=2,heads=4,groups=2,hidden=128)"}
 
 
 @pytest.mark.parametrize("backend", STRATEGY)
 @pytest.mark.parametrize(
-    "model", ["dense", pytest.param("convnet", marks=pytest.mark.long), pytest.param("mlp", marks=pytest.mark.long)]
+    ("model", "processes"),
+    [("dense", 2), *(pytest.param(m, n, marks=pytest.mark.long) for m in MODELS for n in (1, 2, 4) if m != "dense")],
 )
-def test_processes_don_t_show_in_the_bits(backend, model, tmp_path):
-    """Two processes, on JAX of two devices each. Uneven data, and the evaluation's rest."""
-    flags = (*FLAGS, f"--model={model}", "--steps=25")
-    trainer(f"--backend={backend}", *flags, f"--run_dir={tmp_path / 'one'}")
-    where = (f"--strategy={STRATEGY[backend]}", f"--devices={2 if backend == 'tensorflow' else 4}")
-    out = finished(launch(*where, *flags, f"--run_dir={tmp_path / 'two'}"))
-    assert summary(tmp_path / "two")["weights_sha256"] == summary(tmp_path / "one")["weights_sha256"]
-    assert summary(tmp_path / "two")["final"] == summary(tmp_path / "one")["final"]
+def test_processes_don_t_show_in_the_bits(backend, model, processes, tmp_path):
+    """Uneven data, and the evaluation's rest; on JAX two processes have two devices each. Also without --exact."""
+    flags = (
+        *FLAGS[:2],
+        f"--model={SMALL.get(model, model)}",
+        *MODELS[model],
+        "--steps=25",
+        "--log_every=5",
+        "--evaluate_every=never",
+    )
+    one, many, fast = tmp_path / "one", tmp_path / "many", tmp_path / "fast"
+    trainer(f"--backend={backend}", *flags, "--exact", f"--run_dir={one}")
+    devices = 4 if (backend, processes) == ("jax", 2) else processes
+    where = (f"--strategy={STRATEGY[backend]}", f"--devices={devices}")
+    out = finished(launch(*where, *flags, "--exact", f"--run_dir={many}", processes=processes))
+    assert summary(many)["weights_sha256"] == summary(one)["weights_sha256"]
+    assert summary(many)["final"] == summary(one)["final"]
     assert not re.search(r"\[1\].* loss ", out)  # one process speaks
+    if model != "dense":
+        finished(launch(*where, *flags, f"--run_dir={fast}", processes=processes))
+        assert deviation(curve(fast), curve(one)) <= 1e-5
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("backend", STRATEGY)
-def test_four_processes(backend, tmp_path):
-    flags = (*FLAGS, "--model=dense", "--steps=25")
-    trainer(f"--backend={backend}", *flags, f"--run_dir={tmp_path / 'one'}")
-    finished(launch(f"--strategy={STRATEGY[backend]}", *flags, f"--run_dir={tmp_path / 'four'}", processes=4))
-    assert summary(tmp_path / "four")["weights_sha256"] == summary(tmp_path / "one")["weights_sha256"]
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_a_layout_over_processes(processes, tmp_path):
+    """The model axis runs across processes: trained, evaluated, saved, and continued by one process alone."""
+    flags = (*FLAGS[:2], "--model=dense", "--log_every=5", "--evaluate_every=never", "--save_every=10")
+    one, many = tmp_path / "one", tmp_path / "many"
+    trainer("--backend=jax", *flags, "--steps=40", f"--run_dir={one}")
+    layout = '[["dense/hidden/kernel", [null, "model"]]]'
+    mesh = (f"--mesh=data={processes // 2},model=2", f"--layout={layout}")
+    finished(launch("--strategy=device_mesh", *mesh, *flags, "--steps=20", f"--run_dir={many}", processes=processes))
+    out = finished(
+        launch("--strategy=device_mesh", *mesh, *flags, "--steps=30", f"--run_dir={many}", processes=processes)
+    )
+    assert "restored from" in out
+    trainer("--backend=jax", *flags, "--steps=40", f"--run_dir={many}")
+    assert len(curve(many)) == 8 and deviation(curve(many), curve(one)) <= 1e-5
 
 
 @pytest.mark.parametrize("backend", STRATEGY)

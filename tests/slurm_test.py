@@ -82,7 +82,10 @@ def slurm():
     for daemon in reversed(daemons):
         daemon.terminate()
     for daemon in daemons:
-        daemon.wait(timeout=20)
+        try:
+            daemon.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -94,10 +97,10 @@ def said(env, *command) -> str:
     return subprocess.run(command, env=env, check=False, capture_output=True, text=True).stdout
 
 
-def wait_until(true, seconds: float = 60.0) -> None:
+def wait_until(true, seconds: float = 60.0, log: pathlib.Path | None = None) -> None:
     deadline = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, log.read_text() if log else ""
         time.sleep(0.1)
 
 
@@ -120,11 +123,11 @@ def test_a_preempted_job_is_queued_again_and_ends_on_the_uninterrupted_hash(back
     sent = subprocess.run(command, env=slurm, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert "Submitted batch job" in sent.stdout, sent
     job = sent.stdout.split()[-1]
-    wait_until(lambda: any((run / "checkpoints").glob("[0-9]*")), 120)
+    wait_until(lambda: any((run / "checkpoints").glob("[0-9]*")), 120, log)
     assert said(slurm, "scancel", "--signal=TERM", f"{job}.0") == ""
-    wait_until(lambda: "again: yes" in log.read_text())
+    wait_until(lambda: "again: yes" in log.read_text(), log=log)
     assert "exit code 75 after start 1; again: yes" in log.read_text()
-    wait_until(lambda: (run / "summary.json").exists(), 180)
+    wait_until(lambda: (run / "summary.json").exists(), 180, log)
     wait_until(lambda: "after start 2" in log.read_text())
     assert "exit code 0 after start 2; again: no" in log.read_text()
     assert "restored from" in log.read_text()

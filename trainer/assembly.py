@@ -90,9 +90,11 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     """
     config = dataclasses.replace(config, replicas=recorded_replicas or config.replicas)
     data = load_dataset(config)
+    peers.agree({f"the data, {k}": v for k, v in data.facts().items()})
+    peers.all_started()
     with backend.quiet():  # TensorFlow looks for GPUs, and complains of each way in which there are none
         strategy = strategies.create(config, keras.config.backend(), peers.cluster)
-    peers.agree({f"the data, {k}": v for k, v in data.facts().items()} | {"its devices": strategy.description})
+    peers.agree({"its devices": strategy.description})
     replicas = config.replicas or strategy.devices
     if not training and replicas % strategy.devices:
         replicas = strategy.devices

@@ -232,8 +232,9 @@ def _from_slurm(environment: Mapping[str, str]) -> Cluster | None:
     nodes = expand_nodes(environment["SLURM_STEP_NODELIST"])
     if len(nodes) != len(per_node) or sum(per_node) != tasks:
         raise UserError("SLURM_STEP_TASKS_PER_NODE", per_node, f"does not fit {nodes}", "start the processes by srun")
-    base = PORT + job % 31 * 128  # room for as many tasks of a host
-    addresses = [f"{node}:{base + i}" for node, count in zip(nodes, per_node, strict=True) for i in range(count)]
+    hosts = [node for node, count in zip(nodes, per_node, strict=True) for _ in range(count)]
+    # A port of its own for each, whatever its host: several names may be one machine's.
+    addresses = [f"{host}:{PORT + (job % 31 * 128 + i) % 4000}" for i, host in enumerate(hosts)]
     return Cluster(tuple(addresses), rank, "Slurm")
 
 

@@ -5,10 +5,9 @@ values of `gather`, and which process failed first and why. Who leaves without a
 silent is frozen or cut off. Every process that learns of it says so, shows where it waited itself, and ends.
 """
 
-import contextlib
+import faulthandler
 import os
 import re
-import socket
 import sys
 import threading
 import time
@@ -18,12 +17,13 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from trainer.cluster import ALONE, Cluster
-from trainer.connection import Connection, listen
+from trainer.connection import Connection
 from trainer.errors import HUNG, PEER_LOST, USER_ERROR, UserError
+from trainer.meeting import meet, wrong
 
 _BEAT = 1.0  # seconds between heartbeats
 SILENCE = 8.0  # seconds without a heartbeat after which a process is given up
-_STARTING = 60.0  # the same until the first step is near: loading a framework holds Python's lock for seconds
+_STARTING = 60.0  # the same while frameworks are loaded, which holds Python's lock for seconds
 # What the backends raise in a process whose peer is gone; by name, since no backend may be imported here.
 _LOST = ("UnavailableError", "DeadlineExceededError", "AbortedError", "InternalError", "JaxRuntimeError")
 _LOST_WORDS = re.compile("gloo|nccl|peer|connect|collective|coordination|socket|heartbeat|unavailable", re.IGNORECASE)
@@ -46,11 +46,10 @@ class Peers:
         self.cluster, self._patience = cluster, patience
         self.step = 0
         self._raised = ""  # what the backend raised here, perhaps for another's fault
-        self._doing, self._since, self._started = "starting", time.monotonic(), False
+        self._doing, self._since, self._limit = "starting", time.monotonic(), _STARTING
         self._closed, self._ending = threading.Event(), threading.Lock()
-        joined = [] if cluster.size == 1 else self._meet() if cluster.is_chief else [self._join()]
-        self._peers = {peer.index: peer for peer in joined}
-        for peer in joined:
+        self._peers = {peer.index: peer for peer in meet(cluster, patience)}
+        for peer in self._peers.values():
             threading.Thread(target=self._listen, args=(peer,), daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -63,6 +62,7 @@ class Peers:
         if error is not None:
             self._tell(error)
         self._closed.set()
+        faulthandler.cancel_dump_traceback_later()
         for peer in self._peers.values():
             peer.send(goodbye=True)
 
@@ -96,88 +96,16 @@ class Peers:
     def doing(self, what: str) -> None:
         """Notes progress, and what this process turns to."""
         self._doing, self._since = what, time.monotonic()
-        self._started |= what == "step"
+
+    def all_started(self) -> None:
+        """Called when all have imported and read what they need: from now on nobody is silent for long."""
+        self._limit = SILENCE
+        self._arm()
 
     @property
     def where(self) -> str:
         """What this process is doing, in words."""
         return f"at step {self.step}, in {self._doing}"
-
-    def _meet(self) -> list[Connection]:
-        """Process 0: waits for all others."""
-        host, port = self.cluster.meeting
-        listening = listen(self.cluster.bind_host, port, self.cluster.source)
-        found: dict[int, Connection] = {}
-        deadline, said = time.monotonic() + self._patience, time.monotonic()
-        while missing := [i for i in range(1, self.cluster.size) if i not in found]:
-            names = ", ".join(f"{i} ({self.cluster.addresses[i]})" for i in missing)
-            if time.monotonic() > deadline:
-                raise self._wrong(f"process {names} did not come to {host}:{port} in {self._patience:g}s", PEER_LOST)
-            if time.monotonic() - said > 10:
-                print(f"waiting for process {names} at {host}:{port}", file=sys.stderr, flush=True)
-                said = time.monotonic()
-            listening.settimeout(1.0)
-            try:
-                connection, _ = listening.accept()
-            except TimeoutError:
-                continue
-            connection.settimeout(5.0)
-            peer = Connection(-1, connection)
-            hello = peer.receive() or {}
-            peer.index, refusal = hello.get("process", -1), None
-            if hello.get("cluster") != list(self.cluster.addresses):
-                refusal = f"process {peer.index} describes another cluster: {hello.get('cluster')}"
-            elif peer.index in found or not 0 < peer.index < self.cluster.size:
-                refusal = f"two processes say that they are process {peer.index}"
-            if refusal and "process" not in hello:  # a stranger, such as a port scanner
-                connection.close()
-                continue
-            if refusal:
-                self._refuse([*found.values(), peer], listening, refusal)
-            connection.settimeout(None)
-            found[peer.index] = peer
-        listening.close()
-        for peer in found.values():
-            peer.send(welcome=True)
-        return list(found.values())
-
-    def _refuse(self, found: list[Connection], listening: socket.socket, reason: str) -> NoReturn:
-        """Sends all away: those that are there, and those that come in the next seconds."""
-        for peer in found:
-            peer.send(refused=reason)
-        deadline = time.monotonic() + SILENCE
-        while len(found) < self.cluster.size - 1 and (left := deadline - time.monotonic()) > 0:
-            listening.settimeout(left)
-            with contextlib.suppress(TimeoutError):
-                found.append(Connection(-1, listening.accept()[0]))
-                found[-1].send(refused=reason)
-        raise self._wrong(reason)
-
-    def _join(self) -> Connection:
-        """Another process: goes to process 0."""
-        address, deadline = self.cluster.meeting, time.monotonic() + self._patience
-        while True:
-            try:
-                connection = socket.create_connection(address, timeout=5.0)
-                break
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    where = f"{address[0]}:{address[1]}"
-                    raise self._wrong(f"no process 0 at {where} for {self._patience:g}s: {error}", PEER_LOST) from None
-                time.sleep(0.25)
-        connection.settimeout(None)
-        peer = Connection(0, connection)
-        peer.send(process=self.cluster.index, cluster=list(self.cluster.addresses))
-        answer = peer.receive() or {"refused": "process 0 left while the others came"}
-        if "refused" in answer:
-            raise self._wrong(answer["refused"])
-        return peer
-
-    def _wrong(self, reason: str, code: int = USER_ERROR) -> UserError:
-        fix = "give each process the same addresses and a number of its own"
-        if code == PEER_LOST:
-            fix = "look at the other processes' logs; python -m trainer doctor tests names and ports"
-        return UserError(self.cluster.source, ",".join(self.cluster.addresses), reason, fix, code)
 
     # What the threads do.
 
@@ -194,18 +122,23 @@ class Peers:
         if not peer.left and not self._closed.is_set():
             self._end(peer.index, peer.where, "it went away without a word: killed, or its machine died")
 
+    def _arm(self) -> None:
+        """Should a call into a framework hold Python's lock, our threads could do nothing. This can: it ends us."""
+        if self._peers:
+            faulthandler.dump_traceback_later(self._limit + 2 * _BEAT, exit=True)
+
     def _watch(self) -> None:
         woke = time.monotonic()
         while not self._closed.wait(_BEAT):
             now = time.monotonic()
             slept, woke = now - woke, now
+            self._arm()
             for peer in self._peers.values():
                 if slept > 3 * _BEAT:  # this process was stopped itself: it can't tell who was silent meanwhile
                     peer.heard = now
                 peer.send(beat=self.where)
-                limit = SILENCE if self._started else _STARTING
-                if now - peer.heard > limit and not peer.left:
-                    why = f"nothing was heard of it for {limit:g}s: it is frozen, or the network to it is cut"
+                if now - peer.heard > self._limit and not peer.left:
+                    why = f"nothing was heard of it for {self._limit:g}s: it is frozen, or the network to it is cut"
                     self._end(peer.index, peer.where, why)
             if slept > 3 * _BEAT:
                 self._since += slept
@@ -226,7 +159,8 @@ class Peers:
         if self._ending.acquire(blocking=False):
             self._broadcast(process=self.cluster.index, where=self.where, why=why, code=code)
         if code == PEER_LOST and not isinstance(error, UserError):
-            raise self._wrong(f"what process {self.cluster.index} exchanges with others broke off", code) from error
+            why = f"what process {self.cluster.index} exchanges with others broke off"
+            raise wrong(self.cluster, why, code) from error
 
     def _broadcast(self, **failed: Any) -> None:
         for peer in self._peers.values():
