@@ -21,6 +21,7 @@ FLOORS = {
     "trainer.plugins": 0,
     "trainer.layouts": 0,
     "trainer.ledger": 0,
+    "trainer.writer": 0,
     "trainer.run_directory": 0,
     "input_pipeline": 1,
     "trainer.models": 2,

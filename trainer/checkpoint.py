@@ -39,20 +39,19 @@ def write(parent: pathlib.Path, program: Program, values: dict[str, np.ndarray],
 
     Args:
       parent: the run's checkpoints directory.
-      program: whose variables they are; at the step's end.
+      program: whose variables they are.
       values: by path, from program.values().
-      state: JSON values that go into the manifest.
+      state: JSON values that go into the manifest, 'step' among them.
 
     Returns:
       The checkpoint's directory, which is there whole or, if the process dies, not at all.
     """
-    target = parent / f"{program.step:08d}"
+    target = parent / f"{state['step']:08d}"
     temporary = parent / f".{target.name}.{secrets.token_hex(4)}"
     temporary.mkdir(mode=0o700)
     try:
         _save_weights(program, values, temporary / WEIGHTS)
         manifest = {
-            "step": program.step,
             "files": {WEIGHTS: _file_facts(temporary / WEIGHTS)},
             "variables": {path: _value_facts(program, path, value) for path, value in values.items()},
             **state,

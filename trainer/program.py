@@ -96,7 +96,8 @@ class Program:
 
     def values(self) -> dict[str, np.ndarray]:
         """Path -> whole value of each variable of the run, on the host; all processes call it together."""
-        return {path: self.to_host(v) for path, v in self.variables.items()}
+        # Copies: on CPUs, what comes to the host may be the very memory that the next step writes to.
+        return {path: np.array(self.to_host(v)) for path, v in self.variables.items()}
 
     def weights_sha256(self) -> str:
         """Digest of all model variables, sorted by path, as float32 little-endian; all processes call it together."""

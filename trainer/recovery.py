@@ -15,6 +15,7 @@ from trainer.errors import UserError
 from trainer.program import Program
 from trainer.run_directory import RunDirectory
 from trainer.step import NEVER, Totals
+from trainer.writer import Writer
 
 
 class Restored(NamedTuple):
@@ -51,6 +52,7 @@ class Recovery:
         self._best: dict[str, Any] = {}
         self._damaged: list[str] = []
         self._when_due = self._when_best = keras.callbacks.ModelCheckpoint("unset.keras")  # until `restore`
+        self._writer = Writer(directory.path)
         self.signal = 0  # the first SIGTERM or SIGINT, to be obeyed at the end of a chunk of steps
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -118,7 +120,7 @@ class Recovery:
         due: bool = True,
         stopped: bool = False,
     ) -> None:
-        """Commits a checkpoint of this step if it is due or the best, and removes those no longer kept.
+        """Copies the run's state if it is due or the best; a thread writes it, and removes what is no longer kept.
 
         Args:
           totals: sums since the last line of the log.
@@ -139,17 +141,28 @@ class Recovery:
             self._when_best.on_epoch_end(self._program.step, metrics)
         if due and not self._committed:
             self._when_due.on_epoch_end(self._program.step, metrics)
-        self._prune()
 
     def save_weights(self, filepath: str, overwrite: bool = True) -> None:
         """What the two ModelCheckpoints call in a model's place: commits the whole run, never in place."""
         if self._when_best.best != self._best.get("val_loss"):
             self._best = self._state["metrics"] | {"step": self._program.step}
-        values = self._program.values()
-        self._check(values)
-        if self._writes:
-            checkpoint.write(self._directory.checkpoints, self._program, values, {**self._state, "best": self._best})
+        step, values = self._program.step, self._program.values()
+        state = {**self._state, "step": step, "best": self._best}
+
+        def write() -> None:
+            self._check(step, values)
+            if self._writes:
+                checkpoint.write(self._directory.checkpoints, self._program, values, state)
+                self._prune(state["best"].get("step"))
+
+        self._writer.submit(write)
         self._committed = True
+
+    def settle(self, last: bool = False) -> None:
+        """Tells what went wrong in the last write; with `last`, waits for it first."""
+        if last:
+            self._writer.wait(last)
+        self._writer.check()
 
     @property
     def best(self) -> dict[str, Any]:
@@ -160,13 +173,14 @@ class Recovery:
         """Raises UserError if a loss was not finite, naming the step."""
         step = int(keras.ops.convert_to_numpy(totals.nonfinite))
         if step != NEVER:
+            self._writer.wait()  # what was good is whole before it is told of
             raise self._not_finite(f"the loss was not finite at step {step + 1}")
 
-    def _check(self, values: dict[str, np.ndarray]) -> None:
+    def _check(self, step: int, values: dict[str, np.ndarray]) -> None:
         """Raises UserError if a variable is not finite: such a state is never saved."""
         for path, value in values.items():
             if not np.issubdtype(value.dtype, np.integer) and not np.isfinite(value.astype(np.float32)).all():
-                raise self._not_finite(f"{path} was not finite after step {self._program.step}")
+                raise self._not_finite(f"{path} was not finite after step {step}")
 
     def _not_finite(self, reason: str) -> UserError:
         saved = checkpoint.steps(self._directory.checkpoints)
@@ -179,12 +193,10 @@ class Recovery:
             "--initialize_from takes the kept checkpoint into a new run",
         )
 
-    def _prune(self) -> None:
-        if not self._writes:
-            return
+    def _prune(self, best: int | None) -> None:
         saved = checkpoint.steps(self._directory.checkpoints)
         for step in saved[: -self._config.keep]:
-            if step != self._best.get("step"):
+            if step != best:
                 shutil.rmtree(self._directory.checkpoints / f"{step:08d}", ignore_errors=True)
 
     def _watch(self, best: dict[str, Any]) -> None:

@@ -141,6 +141,7 @@ class Training:
         save = "save" in due or last or self._stopped or bool(self._signal)
         if save or evaluation:
             self._save(evaluation, save)
+        self._recovery.settle(last=self.ended)
 
     def _agreed(self, due: set[str]) -> set[str]:
         """What the chief finds due, for clocks differ; and a signal that any process was sent reaches all."""

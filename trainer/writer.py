@@ -1,0 +1,71 @@
+"""Writes checkpoints beside the training, one at a time."""
+
+import sys
+import threading
+from collections.abc import Callable
+
+from trainer.errors import STORAGE, UserError
+
+_MOST_FAILURES = 3  # in a row; a full disk may be emptied in time
+
+
+class Writer:
+    """Runs one write in a thread of its own; what goes wrong in it is told in the thread that trains.
+
+    Args:
+      where: the directory that is written to, for messages.
+    """
+
+    def __init__(self, where: object) -> None:
+        self._where = where
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._failures = 0
+
+    def submit(self, write: Callable[[], None]) -> None:
+        """Starts a write once the one before has ended."""
+        self.wait()
+
+        def run() -> None:
+            try:
+                write()
+                self._failures = 0
+            except Exception as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="checkpoint")
+        self._thread.start()
+
+    def check(self, last: bool = False) -> None:
+        """Raises what went wrong in a write that has ended.
+
+        Storage that fails is told, and may fail again, but not three times in a row, nor at the end of a run.
+
+        Args:
+          last: whether no further write will come.
+
+        Raises:
+          UserError: storage failed too often; or what was to be written is not finite.
+        """
+        error, self._error = self._error, None
+        if error is None:
+            return
+        if not isinstance(error, OSError):
+            raise error
+        self._failures += 1
+        if last or self._failures == _MOST_FAILURES:
+            raise UserError(
+                "run_dir",
+                self._where,
+                f"can't be written, {self._failures} times in a row: {error}; older checkpoints are whole",
+                "make room or mend the disk; the same command then continues the run",
+                STORAGE,
+            ) from error
+        print(f"a checkpoint could not be written and is left out: {error}", file=sys.stderr, flush=True)
+
+    def wait(self, last: bool = False) -> None:
+        """Waits until nothing is being written, and checks."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check(last)
