@@ -108,6 +108,12 @@ def keys(seed: int, steps: npt.ArrayLike, replicas: npt.ArrayLike) -> npt.NDArra
     return np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)], -1).astype(np.uint32)
 
 
+def checksum(ids: npt.ArrayLike) -> int:
+    """A 64-bit sum over example ids, the same in any order: what was fed, added up over steps and processes."""
+    with np.errstate(over="ignore"):
+        return int(fold(2, ids).sum(dtype=np.uint64))
+
+
 def split(n: int, fraction: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Splits 0..n-1 into (kept, held out) at random, but the same for every seed of a run.
 

@@ -6,6 +6,7 @@ multiples of `block` steps, so an element is a function of its index alone, what
 resumes at, and a long block makes few large reads where single steps would make many small ones.
 """
 
+import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -50,6 +51,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         self.error: Exception | None = None  # what the source raised: tf.data hands on only its text
+        self._fed: dict[int, int] = collections.defaultdict(int)  # step: checksum of the ids of our shares
         self._padded = not self.shuffled and len(self.source) % self.global_batch != 0
         self._spec = self._element_spec()
 
@@ -75,6 +77,10 @@ class Pipeline:
         """The elements as numpy arrays, for backends that are not TensorFlow."""
         return self.dataset(first_block).as_numpy_iterator()
 
+    def fed(self, first: int, end: int) -> int:
+        """Checksum of the ids that were read for steps from `first` to before `end`, each asked for once."""
+        return sum(self._fed.pop(step) for step in range(first, end))
+
     def read_block(self, index: int) -> Batch:
         """Reads element `index`: block index // shares, share index % shares."""
         block, share = divmod(int(index), len(self.shares))
@@ -84,6 +90,9 @@ class Pipeline:
         position = step * self.global_batch + replica * per_replica + np.arange(per_replica)
         n = len(self.source)
         ids = order.order(self.seed, position, n) if self.shuffled else np.minimum(position, n - 1)
+        if self.shuffled:
+            for i, of_step in enumerate(ids):
+                self._fed[block * self.block + i] += order.checksum(of_step)
         x, y, *weight = read(self.source, ids.ravel())
         if self.classes is not None:
             for labels in flatten(y):

@@ -31,6 +31,7 @@ from typing import IO
 FINAL = (0, 2, 66, 76, 78)  # done; or what another start would meet again: trainer/errors.py
 USER_ERROR = 2
 GRACE = 4.0  # seconds that the others have to end by themselves once one has failed
+PARTING = 30.0  # seconds that they have once the chief, who leaves last, is done
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
@@ -121,31 +122,32 @@ class Group:
 
     def wait(self, signals: _Signals) -> int:
         """Waits for all to end; ends the others when one has failed. Returns the first failure's code, or 0."""
-        failed: int | None = None
-        deadline = float("inf")
-        while any(process.poll() is None for process in self._processes):
+        failed, deadline = 0, float("inf")
+        running = True
+        while running:
+            running = any(process.poll() is None for process in self._processes)
             while signals.pending:
                 self._send(signals.pending.pop(0))
-            codes = [process.poll() for process in self._processes]
-            bad = [(index, code) for index, code in enumerate(codes) if code]
-            if len(bad) == 1 and failed is None and self._may_replace(*bad[0]):
+            bad = [(index, code) for index, process in enumerate(self._processes) if (code := process.poll())]
+            if self._processes[0].poll() == 0:
+                deadline = min(deadline, time.monotonic() + PARTING)  # the chief is done: nobody stays behind
+            elif len(bad) == 1 and not failed and self._may_replace(*bad[0]):
                 index, code = bad[0]
                 print(f"launch: worker {index} ended with exit code {code}; it is started again", flush=True)
                 self.replaced += 1
                 self._processes[index] = self._start(index)
-            elif bad and failed is None:
+                running = True
+            elif bad and not failed:
                 # Of several at once: a user's mistake explains the others, and who was killed followed nobody.
                 index, failed = min(bad, key=lambda one: (one[1] != USER_ERROR, one[1] > 0))
                 deadline = time.monotonic() + GRACE
                 print(f"launch: process {index} ended with exit code {failed}", flush=True)
-            elif failed is None and codes[0] == 0:
-                deadline = min(deadline, time.monotonic() + GRACE)  # the chief is done: nobody stays behind
             if time.monotonic() > deadline:
                 self._send(signal.SIGKILL)
             time.sleep(0.05)
         for reader in self._readers:
             reader.join(timeout=5)
-        return failed if failed is not None else next((c for p in self._processes if (c := p.returncode)), 0)
+        return failed
 
     def _may_replace(self, index: int, code: int) -> bool:
         """Whether a process that ended is a worker that others can do without for a while."""

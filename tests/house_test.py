@@ -42,6 +42,12 @@ FLOORS = {
     "trainer.probe": 4,
     "trainer.verify": 4,
     "trainer.export": 4,
+    "trainer.audit": 4,
+    "trainer.checkpoints": 4,
+    "trainer.diff": 4,
+    "trainer.drill": 4,
+    "trainer.patient": 4,
+    "trainer.faults": 4,
     "trainer.__main__": 5,
 }
 PACKAGES = {"numpy": 1, "tensorflow": 1, "keras": 2, "tensorboard": 2, "jax": 3}

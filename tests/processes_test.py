@@ -100,7 +100,7 @@ TASK = {"type": "worker", "index": 0}
         ({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"}}, "integer 'index'"),
         ({"cluster": {"worker": ["a:1", "b"]}, "task": TASK}, "'b' is not host:port"),
         ({"cluster": {"worker": ["a:1", "localhost:1"]}, "task": TASK}, "mixes localhost:1"),
-        ({"cluster": {"ps": ["a:1"], "worker": ["b:1"]}, "task": TASK}, "has jobs ps"),
+        ({"cluster": {"ps": ["a:1"], "worker": ["b:1"]}, "task": TASK}, "has no use for servers"),
         ({"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": TASK}, "runs in one process"),
     ],
 )

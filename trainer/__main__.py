@@ -17,8 +17,11 @@ from trainer.config import define_flags, from_flags
 from trainer.errors import UserError
 from trainer.peers import Peers
 
-VERBS = ("train", "evaluate", "export", "explain", "probe", "verify", "doctor")
-ON_A_RUN = ("evaluate", "export")  # these start from the flags that a run was started with
+VERBS = (
+    *("train", "evaluate", "export", "explain", "probe", "verify"),
+    *("doctor", "checkpoints", "audit", "diff", "drill"),
+)
+ON_A_RUN = ("evaluate", "export", "checkpoints", "audit")  # these start from the flags that a run was started with
 TOGETHER = ("train", "evaluate")  # these are done by all processes of a cluster
 
 
@@ -33,6 +36,10 @@ def main(argv: Sequence[str]) -> int:
     if verb == "explain":
         config = backend.without_accelerators(config)
     backend.prepare(backend.choose(config), config.exact)
+    if verb == "diff":
+        if len(argv) != 4:
+            raise UserError("diff", " ".join(argv[2:]), "compares two runs", "python -m trainer diff RUN_A RUN_B")
+        return int(_module(verb).run(*argv[2:]))
     if verb not in TOGETHER:
         return int(_module(verb).run(config))
     backend.check_cluster(config, cluster)

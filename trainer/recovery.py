@@ -24,6 +24,7 @@ class Restored(NamedTuple):
     Attributes:
       step: steps done.
       totals: sums since the last line of the log.
+      ids: checksum of the examples since then.
       callbacks: what `Recovery.save` was given as the callbacks' state, or None.
       stopped: whether a callback had ended the run.
       origin: where the variables come from, in words.
@@ -31,6 +32,7 @@ class Restored(NamedTuple):
 
     step: int
     totals: Totals
+    ids: int
     callbacks: list[dict[str, Any]] | None
     stopped: bool
     origin: str
@@ -93,6 +95,7 @@ class Recovery:
             return Restored(
                 manifest["step"],
                 _unpack(manifest["totals"]),
+                int(manifest["ids"]),
                 manifest["callbacks"],
                 manifest["stopped"],
                 f"restored from {path}{aside}",
@@ -110,11 +113,12 @@ class Recovery:
             path, manifest = checkpoint.find(self._config.initialize_from)
             checkpoint.read_model_variables(path, self._program, manifest)
             origin = f"initial weights from {path}"
-        return Restored(0, self._program.objective.no_totals(), None, False, origin)
+        return Restored(0, self._program.objective.no_totals(), 0, None, False, origin)
 
     def save(
         self,
         totals: Totals,
+        ids: int,
         callbacks: list[dict[str, Any]],
         metrics: dict[str, float],
         due: bool = True,
@@ -124,6 +128,7 @@ class Recovery:
 
         Args:
           totals: sums since the last line of the log.
+          ids: checksum of the examples since then.
           callbacks: state of each callback.
           metrics: this step's evaluation, if there was one.
           due: whether to save even if it is not the best.
@@ -131,6 +136,7 @@ class Recovery:
         """
         self._state: dict[str, Any] = {
             "totals": _pack(totals),
+            "ids": ids,
             "callbacks": callbacks,
             "metrics": metrics,
             "stopped": stopped,

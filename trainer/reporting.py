@@ -87,13 +87,16 @@ class Reporting:
         plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in hyperparameters.items()}
         self._summary(0, hparams.hparams_pb(plain, trial_id=str(self._directory.path)))
 
-    def log(self, step: int, metrics: dict[str, float], learning_rate: float, data: float, pause: float) -> None:
+    def log(
+        self, step: int, metrics: dict[str, float], learning_rate: float, ids: int, data: float, pause: float
+    ) -> None:
         """Reports the steps since the last call.
 
         Args:
           step: steps done.
           metrics: 'loss' and metrics of those steps, and 'val_' ones if there was an evaluation.
           learning_rate: of the next step.
+          ids: checksum of the examples of those steps: what `audit` proves the data order by.
           data, pause: seconds of this start so far spent waiting for data, and on other than steps.
         """
         since, now = self._since, time.monotonic()
@@ -104,7 +107,7 @@ class Reporting:
             "data_wait": min(1.0, max(0.0, waited)),
         }
         self._since = {"step": step, "time": now, "data": data, "pause": pause}
-        line = {"step": step, **metrics, "learning_rate": learning_rate, **speed}
+        line = {"step": step, **metrics, "learning_rate": learning_rate, "ids": f"{ids:016x}", **speed}
         self._metrics.write(json.dumps(line) + "\n")
         self._metrics.flush()
         for name, value in metrics.items():

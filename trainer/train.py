@@ -26,7 +26,7 @@ def run(config: Config, peers: Peers) -> int:
             parts = assemble(config, peers, directory.check_flags())  # where, what
             directory.record(parts.program.replicas, printout.facts(parts))
             training = Training(parts, directory, ledger)  # since when, how it is going
-        pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
+        pipeline = training.pipeline
         blocks = parts.blocks(pipeline, training.step // pipeline.block)
         for first in range(training.step // pipeline.block * pipeline.block, parts.steps, pipeline.block):
             if training.ended:
@@ -58,6 +58,8 @@ class Training:
         self._recovery = Recovery(config, directory, parts.program, parts.peers.cluster.is_chief)
         restored = self._restore()
         self.step, self._totals, self._stopped = restored.step, restored.totals, restored.stopped
+        self.pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
+        self._ids, self._ids_before = 0, restored.ids  # checksums of the examples since the last line of the log
         self._compiled, self._signal = False, 0  # the signal that all processes have agreed to obey
         intervals = {"log": config.log_every, "evaluate": config.evaluate_every, "save": config.save_every}
         if config.callbacks:
@@ -113,6 +115,7 @@ class Training:
             self._totals = self._parts.strategy.train(block, first, end - self.step, self.step, before)
             # At most one chunk is in flight: the host runs ahead by no more, the device never waits.
             keras.ops.convert_to_numpy((before if self._compiled else self._totals).objective)
+        self._ids += self.pipeline.fed(self.step, end)
         self.step = self._parts.peers.step = end
         if not self._compiled:
             self._compiled = True
@@ -163,15 +166,22 @@ class Training:
         seconds = self._ledger.seconds
         pause = sum(v for k, v in seconds.items() if k not in ("data", "step", "compile"))
         learning_rate = self._parts.program.learning_rate
-        self._reporting.log(self.step, metrics, learning_rate, seconds.get("data", 0.0), pause)
+        ids = self._fed()
+        self._ids = self._ids_before = 0
+        self._reporting.log(self.step, metrics, learning_rate, ids, seconds.get("data", 0.0), pause)
         with self._ledger("callbacks"):
             self._callbacks.on_train_batch_end(self.step - 1, metrics)
         self._totals = self._parts.program.objective.no_totals()
 
+    def _fed(self) -> int:
+        """Checksum of the ids that all processes were fed since the last line; a share may be fed to several."""
+        gathered = self._parts.peers.gather([self.pipeline.shares[0].start, self._ids])
+        return (self._ids_before + sum({first: ids for first, ids in gathered}.values())) % 2**64
+
     def _save(self, evaluation: dict[str, float], due: bool) -> None:
         remembered = keras_callbacks.state(self._callbacks)
         with self._ledger("save"):
-            self._recovery.save(self._totals, remembered, evaluation, due, self._stopped)
+            self._recovery.save(self._totals, self._fed(), remembered, evaluation, due, self._stopped)
 
     def _profile(self) -> None:
         first, last = self._parts.config.profile_range() or (-1, -1)

@@ -1,0 +1,108 @@
+"""The verb diff: the first step at which two runs part, and what differed first.
+
+python -m trainer diff RUN_A RUN_B
+"""
+
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from trainer import checkpoint
+from trainer.checkpoints import arrays
+from trainer.errors import OK, UserError
+
+PARTED = 1
+
+
+def run(a: str, b: str) -> int:
+    """Prints how two run directories differ. Returns the exit code: OK if they are one run, to the bit."""
+    runs = [_Run(pathlib.Path(a)), _Run(pathlib.Path(b))]
+    found = [*_definitions(*runs), *_lines(*runs), *_weights(*runs)]
+    for line in found:
+        print(line)
+    print("they part" if found else "one run: the same definition, log and weights, as far as both have them")
+    return PARTED if found else OK
+
+
+class _Run:
+    """What a run directory says of a run."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        try:
+            self.definition = json.loads((path / "definition.json").read_text())
+            lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        except (OSError, ValueError) as error:
+            raise UserError("run_dir", path, f"holds no run ({error})", "give two run directories") from None
+        self.lines: dict[int, dict[str, Any]] = {line["step"]: line for line in lines}
+
+
+def _definitions(a: _Run, b: _Run) -> Iterator[str]:
+    for part in ("flags", "variables", "data"):
+        x, y = a.definition[part], b.definition[part]
+        for key in sorted(x.keys() | y.keys()):
+            if x.get(key) != y.get(key):
+                yield f"definition: {'--' * (part == 'flags')}{key}: {x.get(key, 'absent')}, {y.get(key, 'absent')}"
+    if a.definition["architecture"] != b.definition["architecture"]:
+        yield "definition: the models differ in what their layers do"
+
+
+def _lines(a: _Run, b: _Run) -> Iterator[str]:
+    """The first logged step at which they differ, causes before effects."""
+    common = sorted(a.lines.keys() & b.lines.keys())
+    last = 0
+    for step in common:
+        x, y = a.lines[step], b.lines[step]
+        where = f"step {step}" if step == last + 1 else f"between steps {last + 1} and {step} (--log_every=1 tells)"
+        for key, what in (("ids", "other examples were fed"), ("learning_rate", "another learning rate")):
+            if x.get(key) != y.get(key):
+                yield f"{where}: {what}: {x.get(key)}, {y.get(key)}"
+        for key in ("loss", *(k for k in x if k.startswith("val_") and k in y)):
+            if x[key] != y[key]:
+                part = abs(x[key] - y[key]) / max(abs(x[key]), 1e-30)
+                yield f"{where}: {key} {x[key]!r}, {y[key]!r}: {part:.1e} apart"
+                yield _worst(a, b, common)
+                return
+        last = step
+    if not common:
+        yield "no step is in both logs"
+
+
+def _worst(a: _Run, b: _Run, common: list[int]) -> str:
+    def apart(step: int) -> float:
+        x, y = a.lines[step]["loss"], b.lines[step]["loss"]
+        return abs(x - y) / max(abs(x), 1e-30)
+
+    step = max(common, key=apart)
+    return f"furthest apart in loss at step {step}: {apart(step):.1e}"
+
+
+def _weights(a: _Run, b: _Run) -> Iterator[str]:
+    """The variables that differ in the first checkpoint that both have, the furthest apart first."""
+    for step in checkpoint.steps(a.path / "checkpoints"):
+        if step not in checkpoint.steps(b.path / "checkpoints"):
+            continue
+        paths = [run.path / "checkpoints" / f"{step:08d}" for run in (a, b)]
+        x, y = (checkpoint.verify(path)["variables"] for path in paths)
+        differing = [
+            name
+            for name in x
+            if x[name]["sha256"] != y.get(name, {}).get("sha256") and not name.endswith("/learning_rate")
+        ]
+        if differing:
+            there, here = (arrays(path) for path in paths)
+            worst = {k: _apart(there[k], here[k]) for k in there if k in here and there[k].shape == here[k].shape}
+            name = max(worst, key=lambda k: worst[k])
+            yield (
+                f"weights of step {step}: {len(differing)} of {len(x)} variables differ, {differing[0]} first; "
+                f"furthest apart {name}: {worst[name]:.1e}"
+            )
+            return
+
+
+def _apart(x: np.ndarray, y: np.ndarray) -> float:
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    return float(np.max(np.abs(x - y), initial=0.0) / max(np.max(np.abs(x), initial=0.0), 1e-30))
