@@ -56,7 +56,7 @@ def write(parent: pathlib.Path, program: Program, values: dict[str, np.ndarray],
             "variables": {path: _value_facts(program, path, value) for path, value in values.items()},
             **state,
         }
-        replace(temporary / MANIFEST, json.dumps(manifest, indent=1))
+        replace(temporary / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1))
         for path in (temporary / WEIGHTS, temporary):
             _fsync(path)
         if target.exists():  # a resumed run is at this step again: the new one takes its place
@@ -92,10 +92,14 @@ def verify(path: pathlib.Path) -> dict[str, Any]:
     """
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-        files = manifest["files"]
-        int(manifest["step"]), dict(manifest["variables"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{path / MANIFEST}: {error}") from None
+        files, written = dict(manifest["files"]), manifest.pop("sha256")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"{path / MANIFEST}: {error!r}") from None
+    if _digest(manifest) != written:
+        raise Damaged(f"{path / MANIFEST} is not what was written")
+    step = manifest.get("step")
+    if not isinstance(step, int) or f"{step:08d}" != path.name:
+        raise Damaged(f"{path} holds step {step}")
     for name, facts in files.items():
         file = path / name
         if file.parent != path or not file.is_file():
@@ -171,6 +175,10 @@ def find(where: str) -> tuple[pathlib.Path, dict[str, Any]]:
         "is neither a checkpoint nor a run directory with one",
         "give a run directory (runs/...) or a checkpoint in it (runs/.../checkpoints/00001234)",
     )
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _file_facts(path: pathlib.Path) -> dict[str, Any]:
