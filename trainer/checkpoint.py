@@ -8,6 +8,7 @@ Data position and randomness follow from the step (input_pipeline/order.py), so 
 """
 
 import hashlib
+import io
 import json
 import os
 import pathlib
@@ -50,7 +51,7 @@ def write(parent: pathlib.Path, program: Program, values: dict[str, np.ndarray],
     temporary = parent / f".{target.name}.{secrets.token_hex(4)}"
     temporary.mkdir(mode=0o700)
     try:
-        _save_weights(program, values, temporary / WEIGHTS)
+        (temporary / WEIGHTS).write_bytes(_weights(program, values))
         manifest = {
             "files": {WEIGHTS: _file_facts(temporary / WEIGHTS)},
             "variables": {path: _value_facts(program, path, value) for path, value in values.items()},
@@ -68,15 +69,22 @@ def write(parent: pathlib.Path, program: Program, values: dict[str, np.ndarray],
     return target
 
 
-def _save_weights(program: Program, values: dict[str, np.ndarray], path: pathlib.Path) -> None:
-    """keras.Model.save_weights, of these values, wherever the variables lie and whatever becomes of them."""
+def _weights(program: Program, values: dict[str, np.ndarray]) -> memoryview:
+    """What keras.Model.save_weights writes, of these values, wherever the variables lie and whatever becomes of them.
+
+    Made in memory: on a disk that is full, HDF5 does not raise but crash.
+    """
+    image = io.BytesIO()
+    store = saving_lib.H5IOStore(image, mode="w")
     # Keras makes an optimizer to see what attributes it has, which it may not in the scope; and looks for
     # what it saw under another name than it keeps it by (3.15).
     seen = saving_lib.get_attr_skipset("Optimizer")
     global_state.set_global_attribute("saving_attr_skiplist_Optimizer", seen)
     variables = program.variables
     with keras.device("cpu"), keras.StatelessScope([(variables[name], value) for name, value in values.items()]):
-        program.model.save_weights(path)
+        saving_lib._save_state(program.model, store, None, "", set())
+    store.close()
+    return image.getbuffer()
 
 
 def steps(parent: pathlib.Path) -> list[int]:
