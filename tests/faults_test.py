@@ -40,7 +40,7 @@ def whole(tmp_path_factory):
     ("backend", "number", "victim"),
     [
         ("tensorflow", signal.SIGKILL, 1),
-        ("jax", signal.SIGKILL, 0),
+        pytest.param("jax", signal.SIGKILL, 0, marks=long),
         pytest.param("tensorflow", signal.SIGKILL, 0, marks=long),
         pytest.param("jax", signal.SIGKILL, 1, marks=long),
         ("jax", signal.SIGSTOP, 1),
@@ -86,7 +86,12 @@ def test_a_stuck_process_is_noticed_by_its_lack_of_progress(backend, tmp_path):
 
 @pytest.mark.parametrize(
     ("backend", "host"),
-    [("tensorflow", 1), ("jax", 0), pytest.param("tensorflow", 0, marks=long), pytest.param("jax", 1, marks=long)],
+    [
+        pytest.param("tensorflow", 1, marks=long),
+        ("jax", 0),
+        pytest.param("tensorflow", 0, marks=long),
+        pytest.param("jax", 1, marks=long),
+    ],
 )
 def test_two_hosts_whose_cable_is_cut_end_and_go_on_when_it_is_back(backend, host, whole, tmp_path):
     with lab(2) as hosts:
@@ -131,6 +136,7 @@ def test_a_launcher_that_is_killed_leaves_nobody(tmp_path):
     gone(pids)
 
 
+@long
 def test_an_elastic_group_goes_on_with_fewer_processes_and_with_all_again(whole, tmp_path):
     """Three processes, one is killed: two go on (of 6 replicas); then all three again, at the same curve."""
     flags = ("--replicas=6", "--global_batch=90", "--save_every=20", "--steps=600")

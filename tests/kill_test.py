@@ -11,10 +11,10 @@ from tests.running import curve, lines, start, summary, trainer
 
 FLAGS = (
     "--model=mlp(dropout=0.2)",
-    "--steps=12000",
-    "--log_every=1000",
-    "--evaluate_every=2000",
-    "--save_every=400",
+    "--steps=6000",
+    "--log_every=500",
+    "--evaluate_every=1000",
+    "--save_every=200",
 )
 
 
@@ -37,7 +37,7 @@ def test_ten_kills_change_nothing(strategy, tmp_path):
         # Three kills fall into the start; the others into the training, however slow the machine is.
         while i % 3 and process.poll() is None and len(list((killed / "tensorboard").glob("*"))) == logs:
             time.sleep(0.02)
-        time.sleep(moments.uniform(0, 3))
+        time.sleep(moments.uniform(0, 1.5))
         landed += process.poll() is None
         process.kill()
         process.communicate()
@@ -51,6 +51,7 @@ def test_ten_kills_change_nothing(strategy, tmp_path):
     assert curve(killed) == curve(whole)
 
 
+@pytest.mark.long  # tests/exact_test.py moves a run, too
 def test_a_run_moves_between_devices_and_backends(tmp_path):
     """8 -> 2 -> 4 devices in mid-epoch keep the hash; a change of backend keeps the curve."""
     flags = ("--replicas=8", "--global_batch=128", "--save_every=1")

@@ -70,6 +70,7 @@ class Assembly:
         pipeline = self.pipeline(source, shuffled=False)
         totals, left = self.program.objective.no_totals(), pipeline.steps
         for block in self.blocks(pipeline):
+            self.peers.doing("evaluate")  # each block is progress
             totals = self.strategy.evaluate(block, min(left, pipeline.block), totals)
             left -= pipeline.block
         return {f"{prefix}{k}": v for k, v in self.program.objective.results(totals).items()}

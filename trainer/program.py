@@ -40,7 +40,7 @@ class Program:
         scope: contextlib.AbstractContextManager[Any],
     ) -> None:
         self.replicas = replicas
-        # A variable's whole value; a strategy whose variables no process holds whole puts its own way here.
+        # A variable's whole value; a strategy of which no process holds it puts its own way here.
         self.to_host: Callable[[keras.Variable], np.ndarray] = lambda v: keras.ops.convert_to_numpy(v.value)
         # Not keras.utils.set_random_seed: on JAX it imports TensorFlow. These two are what Keras's
         # initializers draw their seeds from; everything later is keyed by step and replica.
@@ -101,9 +101,8 @@ class Program:
 
     def weights_sha256(self) -> str:
         """Digest of all model variables, sorted by path, as float32 little-endian; all processes call it together."""
-        digest = hashlib.sha256()
-        own = [*self.model.trainable_variables, *self.objective.state_variables]
-        for variable in sorted(own, key=lambda v: v.path):
+        digest, variables = hashlib.sha256(), [*self.model.trainable_variables, *self.objective.state_variables]
+        for variable in sorted(variables, key=lambda v: v.path):
             digest.update(self.to_host(variable).astype(np.float32).tobytes())
         return digest.hexdigest()
 
