@@ -169,6 +169,14 @@ def test_a_parameter_server_s_worker_may_die(tmp_path):
 
 
 @long
+def test_a_parameter_server_run_learns(keras_home, tmp_path):
+    """One chief, two workers, two servers; 60,000 real images, 2 epochs."""
+    flags = ("--strategy=parameter_server", "--dataset=fashion_mnist", "--epochs=2", f"--run_dir={tmp_path / 'run'}")
+    finished(launch(*flags, processes=3, servers=2, KERAS_HOME=keras_home))
+    assert summary(tmp_path / "run")["final"]["test_accuracy"] >= 0.85
+
+
+@long
 def test_a_parameter_server_s_chief_goes_on_from_its_checkpoint(tmp_path):
     run = tmp_path / "run"
     flags = ("--strategy=parameter_server", "--model=dense", "--steps=300", "--save_every=20", "--log_every=10")

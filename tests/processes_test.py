@@ -2,12 +2,14 @@
 
 import json
 import re
+import time
 
 import pytest
 
 from launch.local import free_ports
 from tests.running import curve, deviation, finished, launch, start, summary, trainer
 from trainer.cluster import expand_nodes
+from trainer.connection import listen
 
 STRATEGY = {"tensorflow": "multi_worker_mirrored", "jax": "device_mesh"}
 FLAGS = ("--replicas=4", "--global_batch=80", "--log_every=5", "--evaluate_every=never")
@@ -120,3 +122,53 @@ def test_slurm_s_node_lists():
     assert expand_nodes("n[1-3,07],gpu-a,h[9-10]x[1-2]") == [
         *("n1", "n2", "n3", "n07", "gpu-a", "h9x1", "h9x2", "h10x1", "h10x2"),
     ]
+
+
+def test_doctor_says_who_one_is_and_meets_the_others(tmp_path):
+    out = finished(launch("doctor", "--strategy=device_mesh", f"--run_dir={tmp_path / 'run'}"))
+    assert out.count("TF_CONFIG; this is process") == 2 and out.count("nothing is wrong") == 2
+    assert out.count("all 2 came, from ") == 2 and "is free" in out
+
+
+def test_doctor_finds_what_is_wrong(tmp_path):
+    """A name that leads nowhere, a taken port, a strategy for one process."""
+    with listen("127.0.0.1", 0, "test") as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        flag = f"--cluster=1@no.such.host:2222,{address}"
+        ran = trainer(
+            "doctor", "--strategy=mirrored", "--hang_after=1s", flag, f"--run_dir={tmp_path / 'run'}", code=69
+        )
+    assert "no.such.host can't be resolved" in ran.stdout
+    assert "held by process" in ran.stdout and "runs in one process" in ran.stdout
+    assert "wrong: strategy, name, port, meeting" in ran.stdout
+
+
+def test_a_tpu_that_is_not_there(tmp_path):
+    ran = trainer("--strategy=tpu", f"--run_dir={tmp_path / 'run'}", code=2)
+    assert "has no TPU" in ran.stderr and "--strategy=device_mesh" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [("2@a:1,b:1", "number '2' is not in 0 to 1"), ("a:1", "names no process"), ("0@a:1,a:1", "names a:1 twice")],
+)
+def test_a_wrong_flag_is_named(flag, reason, tmp_path):
+    ran = trainer("--strategy=device_mesh", f"--cluster={flag}", f"--run_dir={tmp_path / 'run'}", code=2)
+    assert reason in ran.stderr
+
+
+def test_a_framework_that_waits_with_python_s_lock_held_is_ended(tmp_path):
+    """One of two can't start TensorFlow's server; the other waits for it in C, where no thread of ours can run."""
+    with listen("127.0.0.2", 0, "test") as taken:
+        port = taken.getsockname()[1] + 1
+    workers = [f"127.0.0.2:{port}", f"127.0.0.3:{port}"]  # two names of one machine: TensorFlow takes all interfaces
+    begin = time.monotonic()
+    processes = []
+    for index in range(2):
+        task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+        flags = ("--strategy=multi_worker_mirrored", f"--run_dir={tmp_path / 'run'}")
+        processes.append(start(*flags, TF_CONFIG=json.dumps(task)))
+    errors = [process.communicate(timeout=60)[1] for process in processes]
+    assert time.monotonic() - begin < 40
+    assert all(process.returncode for process in processes)
+    assert any("can't listen there" in e or "Could not start gRPC server" in e for e in errors)

@@ -70,14 +70,14 @@ def deviation(a: list[float], b: list[float]) -> float:
 
 
 def launch(
-    *arguments: str, processes: int = 2, restarts: int = 0, servers: int = 0, elastic: bool = False
+    *arguments: str, processes: int = 2, restarts: int = 0, servers: int = 0, elastic: bool = False, **env: str
 ) -> "subprocess.Popen[str]":
     """Starts launch.local and returns at once."""
     options = [f"--processes={processes}", f"--restarts={restarts}", f"--servers={servers}", *["--elastic"] * elastic]
     return subprocess.Popen(
         [sys.executable, "-m", "launch.local", *options, "--", *map(str, arguments)],
         cwd=REPOSITORY,
-        env=environment(),
+        env=environment(**env),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,

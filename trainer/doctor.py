@@ -28,7 +28,7 @@ def run(config: Config) -> int:
     cluster = resolve(config.cluster)
     found = [*_cluster(config, cluster), *_names(cluster), *_ports(cluster), *_directory(config), *_machine()]
     if cluster.size > 1:
-        found += _meeting(cluster)
+        found += _meeting(cluster, min(_PATIENCE, config.patience))
     for verdict, name, text in found:
         print(f"{verdict:>5}  {name}: {text}")
     wrong = [name for verdict, name, _ in found if verdict == "WRONG"]
@@ -80,10 +80,10 @@ def _ports(cluster: Cluster) -> Findings:
     return found
 
 
-def _meeting(cluster: Cluster) -> Findings:
+def _meeting(cluster: Cluster, patience: float) -> Findings:
     """Whether the processes find each other, and how long a word to all takes."""
     try:
-        with Peers(cluster, _PATIENCE) as met:
+        with Peers(cluster, patience) as met:
             start = time.monotonic()
             hosts = met.gather(socket.gethostname())
             seconds = time.monotonic() - start
