@@ -12,12 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import tensorflow as tf
 
 from input_pipeline import order
 from input_pipeline.dataset import check_labels
-from input_pipeline.source import DataError, Source, example_spec, flatten, map_structure, read
+from input_pipeline.source import DataError, Source, Spec, example_spec, flatten, map_structure, read
 
 Batch = dict[str, Any]  # 'x', 'y', 'key' and, where examples are weighted or padded, 'weight'
 
@@ -53,28 +51,26 @@ class Pipeline:
         self.error: Exception | None = None  # what the source raised: tf.data hands on only its text
         self._fed: dict[int, int] = collections.defaultdict(int)  # step: checksum of the ids of our shares
         self._padded = not self.shuffled and len(self.source) % self.global_batch != 0
-        self._spec = self._element_spec()
 
     @property
     def steps(self) -> int:
         """Steps in which a pass sees every example; the last may be padded (or run into the next pass)."""
         return -(-len(self.source) // self.global_batch)
 
-    def dataset(self, first_block: int = 0) -> "tf.data.Dataset":
-        """The elements from a block on, the shares of a block one after the other.
+    def dataset(self, first_block: int = 0) -> Any:
+        """The elements from a block on, the shares of a block one after the other, as a tf.data.Dataset.
 
         Training goes on for ever; an unshuffled pass ends with the block of its last step.
         """
-        shares = len(self.shares)
-        end = np.iinfo(np.int64).max if self.shuffled else -(-self.steps // self.block) * shares
-        index = tf.data.Dataset.range(first_block * shares, end)
-        # One read per block and share: the source sees few large batches. Order is kept, whatever
-        # the number of parallel calls.
-        elements = index.map(self._element, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        return elements.prefetch(self.prefetch * shares)
+        from input_pipeline import tf_data  # TensorFlow takes seconds to import, and `explain` needs none of it
+
+        return tf_data.dataset(self, first_block)
 
     def blocks(self, first_block: int = 0) -> Iterator[Batch]:
         """The elements as numpy arrays, for backends that are not TensorFlow."""
+        from input_pipeline import tf_data
+
+        tf_data.leave_accelerators()
         return self.dataset(first_block).as_numpy_iterator()
 
     def fed(self, first: int, end: int) -> int:
@@ -104,30 +100,16 @@ class Pipeline:
             batch["weight"] = np.where(position < n, given, 0).astype(np.float32) if self._padded else given
         return batch
 
-    def _element_spec(self) -> Batch:
-        """Structure of an element with tf.TensorSpecs; the shares are of one size."""
+    @property
+    def spec(self) -> Batch:
+        """Structure of an element, with a Spec for each array; the shares are of one size."""
         x, y, *weight = example_spec(self.source)
         leading = (self.block, len(self.shares[0]), self.global_batch // self.replicas)
-        spec = map_structure(lambda s: tf.TensorSpec(leading + s.shape, s.dtype), {"x": x, "y": y})
-        spec["key"] = tf.TensorSpec((*leading[:2], 2), tf.uint32)
+        spec = map_structure(lambda s: Spec(leading + s.shape, s.dtype), {"x": x, "y": y})
+        spec["key"] = Spec((*leading[:2], 2), np.dtype(np.uint32))
         if weight or self._padded:
-            spec["weight"] = tf.TensorSpec(leading, tf.float32 if self._padded else weight[0].dtype)
-        return spec
-
-    def _element(self, index: Any) -> Batch:
-        specs = tf.nest.flatten(self._spec)
-
-        def flat(index: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
-            try:
-                return list(tf.nest.flatten(self.read_block(int(index))))
-            except Exception as error:
-                self.error = self.error or error
-                raise
-
-        tensors = tf.numpy_function(flat, [index], [spec.dtype for spec in specs])
-        for tensor, spec in zip(tensors, specs, strict=True):
-            tensor.set_shape(spec.shape)
-        return tf.nest.pack_sequence_as(self._spec, tensors)
+            spec["weight"] = Spec(leading, np.dtype(np.float32) if self._padded else weight[0].dtype)
+        return dict(spec)
 
 
 def block_steps(source: Source, global_batch: int, most: int = 32, megabytes: float = 8.0) -> int:

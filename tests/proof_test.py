@@ -39,7 +39,7 @@ def test_audit_names_lost_and_repeated_examples(word, run, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     lines = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
-    ids = order.order(0, 7 * 80 + order.np.arange(80), 1437)
+    ids = order.of_step(0, 7, 80, 1437)
     line = next(line for line in lines if line["step"] == 10)
     sign = -1 if word == "lost" else 1
     line["ids"] = f"{(int(line['ids'], 16) + sign * order.checksum(ids)) % 2**64:016x}"

@@ -55,7 +55,7 @@ class Plan:
 
     def ids(self, step: int) -> np.ndarray:
         """int64 (global batch,): the examples of a step, counted from 0."""
-        return order.order(self._seed, step * self._batch + np.arange(self._batch), self.examples)
+        return order.of_step(self._seed, step, self._batch, self.examples)
 
     def problems(self, lines: list[dict[str, Any]]) -> Iterator[str]:
         """Whatever contradicts the promise, in words."""

@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from input_pipeline.dataset import Dataset
 from input_pipeline.pipeline import Pipeline
+from input_pipeline.source import Spec, map_structure
 from trainer.assembly import load_dataset
 from trainer.config import Config
 from trainer.errors import OK, UserError
@@ -65,11 +66,10 @@ def _block(config: Config, data: Dataset, replicas: int) -> Any:
     """Shapes of one block of one step, (1, V, b, ...)."""
     pipeline = Pipeline(data.train, config.seed, config.global_batch, replicas, [range(replicas)], 1, data.classes)
 
-    def abstract(spec: Any) -> jax.ShapeDtypeStruct:
-        dtype = jax.dtypes.canonicalize_dtype(spec.dtype.as_numpy_dtype)
-        return jax.ShapeDtypeStruct(tuple(spec.shape), dtype)
+    def abstract(spec: Spec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype))
 
-    return jax.tree.map(abstract, pipeline.dataset().element_spec)
+    return map_structure(abstract, pipeline.spec)
 
 
 def _arithmetic(config: Config, data: Dataset, strategy: device_mesh.DeviceMesh, replicas: int) -> str:

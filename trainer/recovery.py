@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from input_pipeline import order
 from trainer import checkpoint
 from trainer.config import Config
 from trainer.errors import UserError
@@ -45,10 +46,14 @@ class Recovery:
       config: gives keep and initialize_from.
       directory: the run directory.
       program: what is saved.
+      examples: in a pass over the training data.
       writes: whether this process does; the others of a cluster decide the same, and leave it to it.
     """
 
-    def __init__(self, config: Config, directory: RunDirectory, program: Program, writes: bool = True) -> None:
+    def __init__(
+        self, config: Config, directory: RunDirectory, program: Program, examples: int, writes: bool = True
+    ) -> None:
+        self._examples = examples
         self._writes = writes
         self._config, self._directory, self._program = config, directory, program
         self._best: dict[str, Any] = {}
@@ -180,7 +185,9 @@ class Recovery:
         step = int(keras.ops.convert_to_numpy(totals.nonfinite))
         if step != NEVER:
             self._writer.wait()  # what was good is whole before it is told of
-            raise self._not_finite(f"the loss was not finite at step {step + 1}")
+            ids = order.of_step(self._config.seed, step, self._config.global_batch, self._examples)
+            first = ", ".join(map(str, ids[:8])) + ", ..." * (len(ids) > 8)
+            raise self._not_finite(f"the loss was not finite at step {step + 1} (examples {first})")
 
     def _check(self, step: int, values: dict[str, np.ndarray]) -> None:
         """Raises UserError if a variable is not finite: such a state is never saved."""

@@ -55,7 +55,9 @@ class Training:
     def __init__(self, parts: Assembly, directory: RunDirectory, ledger: Ledger) -> None:
         self._parts, self._directory, self._ledger = parts, directory, ledger
         config = parts.config
-        self._recovery = Recovery(config, directory, parts.program, parts.peers.cluster.is_chief)
+        self._recovery = Recovery(
+            config, directory, parts.program, len(parts.dataset.train), parts.peers.cluster.is_chief
+        )
         restored = self._restore()
         self.step, self._totals, self._stopped = restored.step, restored.totals, restored.stopped
         self.pipeline = parts.pipeline(parts.dataset.train, shuffled=True)

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import keras.src.backend.jax.distribution_lib as keras_distribution
-import tensorflow as tf
 from jax._src import distributed as jax_distributed
 from jax._src import xla_bridge
 from jax._src.lib import _jax
@@ -23,7 +22,6 @@ def take(config: Config, cluster: Cluster) -> tuple[list[jax.Device], str]:
     wanted = 1 if config.strategy == "one_device" else math.prod(sizes.values()) if sizes else config.devices
     if cluster.size > 1:
         _join(cluster)
-    tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data here; the GPUs are JAX's
     # Takes effect because no JAX device has been asked for yet; costs nothing if accelerators are used. As
     # many as there are replicas, though some stay idle: XLA's thread pool grows with the devices, and how
     # a long product is split into threads shows in its bits.

@@ -1,0 +1,44 @@
+"""The tf.data graph of a pipeline: reads of blocks, in parallel and ahead, in order."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from input_pipeline.source import map_structure
+
+if TYPE_CHECKING:
+    from input_pipeline.pipeline import Pipeline
+
+
+def dataset(pipeline: "Pipeline", first_block: int) -> "tf.data.Dataset":
+    """Elements from a block on, the shares of a block one after the other."""
+    shares = len(pipeline.shares)
+    end = np.iinfo(np.int64).max if pipeline.shuffled else -(-pipeline.steps // pipeline.block) * shares
+    index = tf.data.Dataset.range(first_block * shares, end)
+    specs = map_structure(lambda spec: tf.TensorSpec(spec.shape, spec.dtype), pipeline.spec)
+
+    def flat(index: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
+        try:
+            return list(tf.nest.flatten(pipeline.read_block(int(index))))
+        except Exception as error:
+            pipeline.error = pipeline.error or error
+            raise
+
+    def element(index: Any) -> Any:
+        leaves = tf.nest.flatten(specs)
+        tensors = tf.numpy_function(flat, [index], [spec.dtype for spec in leaves])
+        for tensor, spec in zip(tensors, leaves, strict=True):
+            tensor.set_shape(spec.shape)
+        return tf.nest.pack_sequence_as(specs, tensors)
+
+    # One read per block and share: the source sees few large batches. Order is kept, whatever the
+    # number of parallel calls.
+    elements = index.map(element, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return elements.prefetch(pipeline.prefetch * shares)
+
+
+def leave_accelerators() -> None:
+    """TensorFlow only reads data in this process: the accelerators are another backend's."""
+    tf.config.set_visible_devices([], "GPU")
