@@ -137,7 +137,7 @@ def test_a_loss_that_is_not_a_number(backend, project):
         cwd=project,
     ).stderr
     assert "the loss was not finite at step" in err and "is kept" in err
-    step = int(err.partition("not finite at step ")[2].split(";")[0])
+    step = int(err.partition("not finite at step ")[2].split(" ")[0])
     kept = [int(p.name) for p in (project / "run" / "checkpoints").iterdir()]
     assert max(kept) == step - 1
 

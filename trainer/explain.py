@@ -5,6 +5,7 @@ model's size is allocated, and no accelerator is touched.
 """
 
 import dataclasses
+import gc
 import itertools
 import math
 import re
@@ -37,6 +38,7 @@ _COLLECTIVES = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatt
 def run(config: Config) -> int:
     """Prints the explanation. Returns the exit code."""
     start = time.monotonic()
+    gc.disable()  # tracing makes millions of small objects, and this process ends soon
     limit = parse_size(config.device_memory) if config.device_memory else None
     data = load_dataset(config)
     strategy = device_mesh.create(config, abstract=True)
