@@ -132,8 +132,8 @@ def test_doctor_says_who_one_is_and_meets_the_others(tmp_path):
 
 def test_doctor_finds_what_is_wrong(tmp_path):
     """A name that leads nowhere, a taken port, a strategy for one process."""
-    with listen("127.0.0.1", 0, "test") as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with listen("127.0.0.2", 0, "test") as taken:
+        address = f"127.0.0.2:{taken.getsockname()[1]}"
         flag = f"--cluster=1@no.such.host:2222,{address}"
         ran = trainer(
             "doctor", "--strategy=mirrored", "--hang_after=1s", flag, f"--run_dir={tmp_path / 'run'}", code=69
