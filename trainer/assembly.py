@@ -1,6 +1,7 @@
 """The parts of a run, put together the same way for every verb."""
 
 import dataclasses
+import importlib
 import math
 from collections.abc import Iterator
 
@@ -94,6 +95,7 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     peers.agree({f"the data, {k}": v for k, v in data.facts().items()})
     peers.all_started()
     with backend.quiet():  # TensorFlow looks for GPUs, and complains of each way in which there are none
+        importlib.import_module("input_pipeline.tf_data")  # what the pipelines will need; `explain` does without
         strategy = strategies.create(config, keras.config.backend(), peers.cluster)
     peers.agree({"its devices": strategy.description})
     replicas = config.replicas or strategy.devices
