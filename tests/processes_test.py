@@ -52,19 +52,40 @@ def test_processes_don_t_show_in_the_bits(backend, model, processes, tmp_path):
         assert deviation(curve(fast), curve(one)) <= 1e-5
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_a_layout_over_processes(processes, tmp_path):
+DENSE = ("--model=dense", '--layout=[["dense/hidden/kernel", [null, "model"]]]')
+TRANSFORMER = (
+    "--model=transformer(width=64,depth=2,heads=4,groups=2,hidden=128)",
+    "--dataset=text(context=32)",
+    "--optimizer=sgd",
+    "--layout=megatron",
+)
+
+
+@pytest.mark.parametrize(
+    ("processes", "what"),
+    [
+        (2, DENSE),
+        pytest.param(4, DENSE, marks=pytest.mark.long),
+        pytest.param(2, TRANSFORMER, marks=pytest.mark.long),
+        pytest.param(4, TRANSFORMER, marks=pytest.mark.long),
+    ],
+)
+def test_a_layout_over_processes(processes, what, tmp_path):
     """The model axis runs across processes: trained, evaluated, saved, and continued by one process alone."""
-    flags = (*FLAGS[:2], "--model=dense", "--log_every=5", "--evaluate_every=never", "--save_every=10")
+    *what, layout = what
+    flags = (*FLAGS[:2], *what, "--log_every=5", "--evaluate_every=never", "--save_every=10")
     one, many = tmp_path / "one", tmp_path / "many"
     trainer("--backend=jax", *flags, "--steps=40", f"--run_dir={one}")
-    layout = '[["dense/hidden/kernel", [null, "model"]]]'
-    mesh = (f"--mesh=data={processes // 2},model=2", f"--layout={layout}")
+    mesh = (f"--mesh=data={processes // 2},model=2", layout)
     finished(launch("--strategy=device_mesh", *mesh, *flags, "--steps=20", f"--run_dir={many}", processes=processes))
     out = finished(
         launch("--strategy=device_mesh", *mesh, *flags, "--steps=30", f"--run_dir={many}", processes=processes)
     )
     assert "restored from" in out
+    # Each process has written its own shards, and no one the whole.
+    newest = many / "checkpoints" / "00000030"
+    assert sorted(p.name for p in newest.iterdir())[1:] == [f"shards-{i:05d}.bin" for i in range(processes)]
+    assert "whole" in trainer("checkpoints", f"--run_dir={many}").stdout
     trainer("--backend=jax", *flags, "--steps=40", f"--run_dir={many}")
     assert len(curve(many)) == 8 and deviation(curve(many), curve(one)) <= 1e-5
 

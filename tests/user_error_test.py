@@ -136,7 +136,7 @@ def test_a_loss_that_is_not_a_number(backend, project):
         code=2,
         cwd=project,
     ).stderr
-    assert "the loss was not finite at step" in err and "is kept" in err
+    assert "the loss or a gradient was not finite at step" in err and "is kept" in err
     step = int(err.partition("not finite at step ")[2].split(" ")[0])
     kept = [int(p.name) for p in (project / "run" / "checkpoints").iterdir()]
     assert max(kept) == step - 1

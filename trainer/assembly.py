@@ -1,6 +1,7 @@
 """The parts of a run, put together the same way for every verb."""
 
 import dataclasses
+import functools
 import importlib
 import math
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from input_pipeline import cache, dataset
 from input_pipeline.dataset import Dataset
 from input_pipeline.pipeline import Pipeline, block_steps
 from input_pipeline.source import DataError, Source
-from trainer import backend, plugins, strategies
+from trainer import backend, plugins, policy, strategies
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.peers import Peers
@@ -76,6 +77,15 @@ class Assembly:
             left -= pipeline.block
         return {f"{prefix}{k}": v for k, v in self.program.objective.results(totals).items()}
 
+    def probe(self) -> float:
+        """Mean loss of the first batch to be evaluated on, or of the first in the training data."""
+        totals = self.strategy.evaluate(self._probed, 1, self.program.objective.no_totals())
+        return self.program.objective.results(totals)["loss"]
+
+    @functools.cached_property
+    def _probed(self) -> Block:
+        return next(self.blocks(self.pipeline(self.dataset.validation or self.dataset.train, shuffled=False)))
+
 
 def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training: bool = True) -> Assembly:
     """Reads the dataset, takes the devices and builds the program.
@@ -103,6 +113,10 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
         replicas = strategy.devices
         config = dataclasses.replace(config, global_batch=-(-config.global_batch // replicas) * replicas)
     config.check_batch(strategy.devices, replicas)
+    if policy.parse(config.on_nan).name == "skip" and not strategy.can_skip:
+        raise UserError(
+            "on_nan", config.on_nan, f"--strategy={config.strategy} can't undo a step", "use --on_nan=rollback or stop"
+        )
     steps = config.steps
     if steps < 0:
         steps = math.ceil((config.epochs or 15) * len(data.train) / config.global_batch)

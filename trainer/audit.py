@@ -39,6 +39,11 @@ def run(config: Config) -> int:
             f"{passes} passes of {plan.examples:,} examples: each example exactly once in each; "
             f"{rest:,} of the next, none twice."
         )
+        for line in lines:
+            if "rolled_back_to" in line:
+                print(f"steps {line['rolled_back_to'] + 1} to {line['step']} changed nothing: {line['why']}")
+            if line.get("skipped"):
+                print(f"{line['skipped']} steps up to step {line['step']} were skipped as not finite")
     return BROKEN if problems else OK
 
 

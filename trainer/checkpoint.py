@@ -1,12 +1,14 @@
 """A checkpoint is the run at a step: one directory, committed by a rename, verified before it is trusted.
 
   checkpoints/00001234/model.weights.h5   all variables, as keras.Model.load_weights reads them
-  checkpoints/00001234/manifest.json      the step, digests of the file and of each variable, and the
+                       (or shards-*.bin   each process's own: trainer/shards.py)
+  checkpoints/00001234/manifest.json      the step, digests of the files and of each variable, and the
                                           few numbers beside the variables that the run needs
 
 Data position and randomness follow from the step (input_pipeline/order.py), so nothing else is saved.
 """
 
+import functools
 import hashlib
 import io
 import json
@@ -14,18 +16,19 @@ import os
 import pathlib
 import secrets
 import shutil
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.saving import saving_lib
 
-from trainer.errors import UserError
+from trainer import shards
 from trainer.program import Program, kind
 from trainer.run_directory import replace
+from trainer.shards import Piece
 
 WEIGHTS = "model.weights.h5"
 MANIFEST = "manifest.json"
@@ -35,38 +38,68 @@ class Damaged(Exception):
     """A checkpoint that can't be trusted, and why."""
 
 
-def write(parent: pathlib.Path, program: Program, values: dict[str, np.ndarray], state: dict[str, Any]) -> pathlib.Path:
-    """Commits values of the program's variables as checkpoint <step> in `parent`.
+def write(parent: pathlib.Path, program: Program, values: dict[str, np.ndarray], state: dict[str, Any]) -> None:
+    """Commits values of the program's variables as checkpoint <step> in `parent`: there whole or not at all.
 
     Args:
       parent: the run's checkpoints directory.
       program: whose variables they are.
       values: by path, from program.values().
       state: JSON values that go into the manifest, 'step' among them.
-
-    Returns:
-      The checkpoint's directory, which is there whole or, if the process dies, not at all.
     """
-    target = parent / f"{state['step']:08d}"
-    temporary = parent / f".{target.name}.{secrets.token_hex(4)}"
+    temporary = parent / f".{state['step']:08d}.{secrets.token_hex(4)}"
     temporary.mkdir(mode=0o700)
     try:
         (temporary / WEIGHTS).write_bytes(_weights(program, values))
-        manifest = {
-            "files": {WEIGHTS: _file_facts(temporary / WEIGHTS)},
-            "variables": {path: _value_facts(program, path, value) for path, value in values.items()},
-            **state,
-        }
-        replace(temporary / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1))
-        for path in (temporary / WEIGHTS, temporary):
-            _fsync(path)
-        if target.exists():  # a resumed run is at this step again: the new one takes its place
-            shutil.rmtree(target)
-        os.rename(temporary, target)
-        _fsync(parent)
+        _fsync(temporary / WEIGHTS)
+        facts = {path: _value_facts(program, path, value) for path, value in values.items()}
+        _commit(temporary, {WEIGHTS: _file_facts(temporary / WEIGHTS)}, facts, state)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return target
+
+
+def write_shards(
+    parent: pathlib.Path,
+    program: Program,
+    pieces: dict[str, list[Piece]],
+    state: dict[str, Any],
+    process: int,
+    processes: int,
+    patience: float,
+) -> None:
+    """The same where each process has pieces: all call it, and process 0 commits once all have written.
+
+    Args:
+      parent, program, state: as in `write`.
+      pieces: by path, from program.pieces().
+      process, processes: this one's number, and how many there are.
+      patience: seconds to wait for the others.
+    """
+    temporary = parent / f".{state['step']:08d}.shards"
+    temporary.mkdir(mode=0o700, exist_ok=True)
+    variables = program.variables
+    shards.write(temporary, process, {path: kind(v) for path, v in variables.items()}, pieces)
+    if process == 0:
+        try:
+            files, found = shards.collect(temporary, processes, patience)
+            facts = {
+                path: {"shape": list(v.shape), "dtype": kind(v), "pieces": found[path]} for path, v in variables.items()
+            }
+            _commit(temporary, files, facts, state)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _commit(temporary: pathlib.Path, files: dict[str, Any], variables: dict[str, Any], state: dict[str, Any]) -> None:
+    """Writes the manifest of files that are on the disk, and gives their directory its name."""
+    manifest = json.loads(json.dumps({"files": files, "variables": variables, **state}))  # as it will be read
+    replace(temporary / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1))
+    _fsync(temporary)
+    target = temporary.parent / f"{state['step']:08d}"
+    if target.exists():  # a resumed run is at this step again: the new one takes its place
+        shutil.rmtree(target)
+    os.rename(temporary, target)
+    _fsync(target.parent)
 
 
 def _weights(program: Program, values: dict[str, np.ndarray]) -> memoryview:
@@ -133,56 +166,42 @@ def read(path: pathlib.Path, program: Program, manifest: dict[str, Any]) -> None
     Raises:
       Damaged: a variable is not what was saved.
     """
+    saved = manifest["variables"]
+    if {k: [v["shape"], v["dtype"]] for k, v in saved.items()} != program.signature():
+        raise Damaged(f"{path} holds other variables")
+    if WEIGHTS not in manifest["files"]:
+        read_shards(path, program, manifest, program.variables)
+        return
     program.model.load_weights(path / WEIGHTS)
     for name, value in program.values().items():
-        expected = manifest["variables"].get(name)
-        if (now := _value_facts(program, name, value)) != expected:
-            raise Damaged(f"{path}: variable {name} is {now} after loading, {expected} when saved")
+        if (now := _value_facts(program, name, value)) != saved[name]:
+            raise Damaged(f"{path}: variable {name} is {now} after loading, {saved[name]} when saved")
 
 
-def read_model_variables(path: pathlib.Path, program: Program, manifest: dict[str, Any]) -> None:
-    """Loads the model's variables of another run's checkpoint; the optimizer stays as it is.
-
-    Raises:
-      UserError: the other run's model has other variables; they are named.
-    """
-
-    def of_model(facts: dict[str, Any]) -> dict[str, Any]:
-        return {k: v[:2] for k, v in facts.items() if not k.startswith("optimizer/")}
-
-    there = of_model({k: [v["shape"], v["dtype"]] for k, v in manifest["variables"].items()})
-    here = of_model(program.signature())
-    if there != here:
-        differing = sorted(k for k in there.keys() | here.keys() if there.get(k) != here.get(k))
-        table = "".join(
-            f"\n    {k}: {there.get(k, 'absent')} there, {here.get(k, 'absent')} here" for k in differing[:12]
-        )
-        raise UserError("initialize_from", path, f"holds another model:{table}", "give a checkpoint of the same model")
-    optimizer = [(v, keras.ops.convert_to_numpy(v.value)) for v in program.optimizer.variables]
-    with warnings.catch_warnings():  # another optimizer's variables are skipped, and are not wanted
-        warnings.simplefilter("ignore")
-        program.model.load_weights(path / WEIGHTS)
-    for variable, value in optimizer:
-        variable.assign(value)
-
-
-def find(where: str) -> tuple[pathlib.Path, dict[str, Any]]:
-    """The checkpoint that --initialize_from names: a checkpoint, or a run directory's newest good one."""
-    path = pathlib.Path(where)
-    if (path / MANIFEST).exists():
+def read_shards(path: pathlib.Path, program: Program, manifest: dict[str, Any], names: Iterable[str]) -> None:
+    """Sets some variables from the pieces of a checkpoint, each process what it needs."""
+    for name in names:
+        read_region = functools.partial(shards.region, path, manifest["variables"][name])
         try:
-            return path, verify(path)
-        except Damaged as error:
-            raise UserError("initialize_from", where, str(error), "give another checkpoint") from None
-    for found, manifest in newest(path / "checkpoints"):
-        if isinstance(manifest, dict):
-            return found, manifest
-    raise UserError(
-        "initialize_from",
-        where,
-        "is neither a checkpoint nor a run directory with one",
-        "give a run directory (runs/...) or a checkpoint in it (runs/.../checkpoints/00001234)",
-    )
+            program.assign(program.variables[name], read_region)
+        except ValueError as error:
+            raise Damaged(f"{path}: variable {name}: {error}") from None
+
+
+def arrays(path: pathlib.Path, manifest: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays of a verified checkpoint, by their place in its file, or by their path where it is in shards."""
+    if WEIGHTS not in manifest["files"]:
+        variables = manifest["variables"].items()
+        return {name: shards.region(path, facts, shards.everything(facts["shape"])) for name, facts in variables}
+    found: dict[str, np.ndarray] = {}
+
+    def take(name: str, node: Any) -> None:
+        if isinstance(node, h5py.Dataset):
+            found[name] = np.asarray(node)
+
+    with h5py.File(path / WEIGHTS) as file:
+        file.visititems(take)
+    return found
 
 
 def _digest(manifest: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ import pathlib
 import time
 from typing import Any
 
-import h5py
 import numpy as np
 
 from trainer import checkpoint
@@ -29,7 +28,7 @@ def run(config: Config) -> int:
         if not isinstance(manifest, dict):
             print(f"{path.name:>10}  {age:>8}  {held:>8}  {'-':>9}  DAMAGED: {manifest}")
             continue
-        now = arrays(path)
+        now = checkpoint.arrays(path, manifest)
         moved = f"{change(before, now):.1e}" if before else "-"
         print(f"{manifest['step']:>10}  {age:>8}  {held:>8}  {moved:>9}  {_words(manifest, best)}")
         before = now
@@ -37,19 +36,6 @@ def run(config: Config) -> int:
         print(f"set aside: {aside}")
     print("\nmoved by: length of the change of all weights since the one above, over their length")
     return int(not all(isinstance(manifest, dict) for _, manifest in found)) or OK
-
-
-def arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint that was verified, by their place in its file."""
-    found: dict[str, np.ndarray] = {}
-
-    def take(name: str, node: Any) -> None:
-        if isinstance(node, h5py.Dataset):
-            found[name] = np.asarray(node)
-
-    with h5py.File(path / checkpoint.WEIGHTS) as file:
-        file.visititems(take)
-    return found
 
 
 def change(before: dict[str, np.ndarray], now: dict[str, np.ndarray]) -> float:

@@ -92,11 +92,14 @@ class Clock:
         """Names of what is due when `step` steps are done."""
         return {name for name, interval in self.intervals.items() if self._is_due(name, interval, step)}
 
+    def falls_on(self, name: str, step: int) -> bool:
+        """Whether a cadence in steps or epochs is due at a step."""
+        interval = self.intervals[name]
+        return bool(interval.amount and step) and interval.unit != "second" and self._next(interval, step - 1) == step
+
     def _is_due(self, name: str, interval: Interval, step: int) -> bool:
-        if not interval.amount:
-            return False
         if interval.unit != "second":
-            return self._next(interval, step - 1) == step
+            return self.falls_on(name, step)
         if self.now() - self._last[name] < interval.amount:
             return False
         self._last[name] = self.now()

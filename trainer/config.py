@@ -15,7 +15,7 @@ from typing import Any
 
 from absl import flags
 
-from trainer import layouts
+from trainer import layouts, policy
 from trainer.clock import Interval
 from trainer.errors import UserError
 
@@ -90,9 +90,15 @@ class Config:
     evaluate_every: str = _flag("1epoch", "Interval between evaluations.")
     save_every: str = _flag("1epoch", "Interval between checkpoints; the end is always saved.")
     keep: int = _flag(3, "Number of newest checkpoints kept, beside the best one.")
+    keep_every: str = _flag("never", "Interval between checkpoints that are kept for ever.")
     profile_steps: str = _flag("", "Steps first,last between which a profiler trace is written.")
     device_memory: str = _flag("", "What `explain` takes a device to hold, for example 80GiB.")
     # With what.
+    on_nan: str = _flag(
+        "stop",
+        "What becomes of a loss that is not finite: stop; skip that step; or rollback to the last checkpoint, and on "
+        "after the steps at fault. stop(spike=5) and rollback(spike=5): of one 5 times the median of the log, too.",
+    )
     run_dir: str = _flag("", "Directory of everything of the run; the same command continues it. Default: runs/<name>.")
     remat: bool = _flag(
         False,
@@ -106,7 +112,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Checks what can be checked without a machine or a dataset."""
-        for name in ("log_every", "evaluate_every", "save_every", "hang_after"):
+        for name in ("log_every", "evaluate_every", "save_every", "keep_every", "hang_after"):
             try:
                 Interval.parse(getattr(self, name))
             except ValueError as error:
@@ -123,6 +129,9 @@ class Config:
         ):
             if getattr(self, name) < least:
                 raise UserError(name, getattr(self, name), f"is less than {least}", f"give {least} or more")
+        policy.parse(self.on_nan)
+        if Interval.parse(self.keep_every).unit == "second":
+            raise UserError("keep_every", self.keep_every, "is a time", "give steps or epochs, such as 1000 or 10epoch")
         if self.steps >= 0 and self.epochs:
             raise UserError("steps", self.steps, f"excludes --epochs={self.epochs:g}", "give one of the two")
         if self.steps < -1 or self.epochs < 0:
@@ -217,7 +226,7 @@ class Config:
         """The flags that make the run what it is, wherever and however often it is started."""
         names = (
             "model dataset validation_fraction optimizer learning_rate schedule precision seed "
-            "global_batch replicas exact initialize_from"
+            "global_batch replicas exact initialize_from on_nan"
         )
         definition = {name: getattr(self, name) for name in names.split()}
         if not self.schedule.startswith("constant"):

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from trainer import checkpoint
-from trainer.checkpoints import arrays
 from trainer.errors import OK, UserError
 
 PARTED = 1
@@ -86,14 +85,15 @@ def _weights(a: _Run, b: _Run) -> Iterator[str]:
         if step not in checkpoint.steps(b.path / "checkpoints"):
             continue
         paths = [run.path / "checkpoints" / f"{step:08d}" for run in (a, b)]
-        x, y = (checkpoint.verify(path)["variables"] for path in paths)
+        manifests = [checkpoint.verify(path) for path in paths]
+        x, y = (manifest["variables"] for manifest in manifests)
         differing = [
             name
             for name in x
             if x[name]["sha256"] != y.get(name, {}).get("sha256") and not name.endswith("/learning_rate")
         ]
         if differing:
-            there, here = (arrays(path) for path in paths)
+            there, here = map(checkpoint.arrays, paths, manifests)
             worst = {k: _apart(there[k], here[k]) for k in there if k in here and there[k].shape == here[k].shape}
             name = max(worst, key=lambda k: worst[k])
             yield (

@@ -9,8 +9,10 @@ from typing import Any
 
 import keras
 
+from trainer import preemption
 from trainer.assembly import Assembly
 from trainer.cluster import outside_interfaces
+from trainer.host_memory import HostMemory
 from trainer.reporting import duration, size, words
 
 
@@ -93,10 +95,18 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
     return "\n".join(f"{name:>9}  {text}" for name, text in lines.items()) + "\n"
 
 
-def preempted(parts: Assembly, signal: int, step: int) -> str:
-    """Said when a signal ended this start."""
+def preempted(parts: Assembly, told: int, step: int) -> str:
+    """Said when a signal or a deadline ended this start."""
+    why = preemption.words(told)
+    return f"\nStopped by {why} after step {step}; its state is saved. Continue with\n  {parts.config.command()}"
+
+
+def scarce(memory: HostMemory, parts: Assembly) -> str:
+    """Said when the host has hardly any memory left."""
     return (
-        f"\nStopped by signal {signal} after step {step}; its state is saved. Continue with\n  {parts.config.command()}"
+        f"host memory runs out: {size(memory.free)} of {size(memory.whole)} are free, and this process held up to "
+        f"{size(memory.peak)}. When none is left, the system kills it. --prefetch={parts.config.prefetch} and "
+        f"--cache={parts.config.cache} keep data in memory; so may the dataset itself"
     )
 
 

@@ -5,18 +5,19 @@ import hashlib
 import inspect
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
-from keras.src.trainers.compile_utils import CompileMetrics, get_loss
 
 from input_pipeline.dataset import Dataset
 from input_pipeline.source import map_structure
-from trainer import optimizers, plugins
+from trainer import optimizers, plugins, policy
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.losses import compile_model
+from trainer.shards import Index, Piece, everything
 from trainer.step import Objective
 
 
@@ -40,8 +41,10 @@ class Program:
         scope: contextlib.AbstractContextManager[Any],
     ) -> None:
         self.replicas = replicas
-        # A variable's whole value; a strategy of which no process holds it puts its own way here.
+        # How values come from and to the devices; a strategy of which no process holds the whole has its own ways.
         self.to_host: Callable[[keras.Variable], np.ndarray] = lambda v: keras.ops.convert_to_numpy(v.value)
+        self.assign: Callable[[keras.Variable, Callable[[Index], np.ndarray]], None] = _assign_whole
+        self.own_pieces: Callable[[keras.Variable], list[Piece]] | None = None
         # Not keras.utils.set_random_seed: on JAX it imports TensorFlow. These two are what Keras's
         # initializers draw their seeds from; everything later is keyed by step and replica.
         random.seed(config.seed)
@@ -51,8 +54,9 @@ class Program:
             self.model, y, y_pred = _build_model(config, dataset)
             self.optimizer = optimizers.create(config, steps)
             self.optimizer.build(self.model.trainable_variables)
-        losses, loss_weights, metrics = _compile(config, self.model, self.optimizer, y, y_pred)
-        self.objective = Objective(self.model, losses, loss_weights, metrics, config.global_batch)
+        losses, loss_weights, metrics = compile_model(config, self.model, self.optimizer, y, y_pred)
+        skips, scaled = policy.parse(config.on_nan).name == "skip", hasattr(self.optimizer, "dynamic_scale")
+        self.objective = Objective(self.model, losses, loss_weights, metrics, config.global_batch, skips, scaled)
 
     @property
     def step(self) -> int:
@@ -99,12 +103,22 @@ class Program:
         # Copies: on CPUs, what comes to the host may be the very memory that the next step writes to.
         return {path: np.array(self.to_host(v)) for path, v in self.variables.items()}
 
+    def pieces(self) -> dict[str, list[Piece]] | None:
+        """Path -> what only this process holds of each variable, on the host; None where all hold all."""
+        if self.own_pieces is None:
+            return None
+        return {path: self.own_pieces(v) for path, v in self.variables.items()}
+
     def weights_sha256(self) -> str:
         """Digest of all model variables, sorted by path, as float32 little-endian; all processes call it together."""
         digest, variables = hashlib.sha256(), [*self.model.trainable_variables, *self.objective.state_variables]
         for variable in sorted(variables, key=lambda v: v.path):
             digest.update(self.to_host(variable).astype(np.float32).tobytes())
         return digest.hexdigest()
+
+
+def _assign_whole(variable: keras.Variable, read: Callable[[Index], np.ndarray]) -> None:
+    variable.assign(read(everything(variable.shape)))
 
 
 def kind(variable: keras.Variable) -> str:
@@ -149,102 +163,3 @@ def _build_model(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, An
             "give the model the dataset's shape: name input_shape in build's signature",
         ) from error
     return model, map_structure(symbol, y), y_pred
-
-
-def _compile(
-    config: Config, model: keras.Model, optimizer: Any, y: Any, y_pred: Any
-) -> tuple[list[Any], Sequence[float], keras.metrics.Metric]:
-    """Compiles the model with the run's optimizer, so that callbacks and .keras files find it there.
-
-    Loss and metrics are the model's own if it is compiled; else integer labels mean sparse
-    categorical cross-entropy on logits, with accuracy.
-    """
-    given = model._compile_config.config if model.compiled else {}  # what compile() was called with
-    if given.get("loss") is not None:
-        loss, loss_weights = given["loss"], given["loss_weights"]
-        metrics = _both(given["metrics"], given["weighted_metrics"])
-    else:
-        labels = keras.tree.flatten(y)
-        if len(labels) != 1 or not np.issubdtype(np.dtype(labels[0].dtype), np.integer):
-            raise UserError(
-                "model",
-                config.model,
-                "is not compiled, and the labels are not integers, so its loss is not known",
-                "compile it in build(): model.compile(loss=..., metrics=[...])",
-            )
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        loss_weights, metrics = None, ["accuracy"]
-    # Every metric is a weighted one: the padding of the last evaluation batch has weight 0.
-    model.compile(
-        optimizer,
-        loss,
-        loss_weights=loss_weights,
-        weighted_metrics=metrics,
-        auto_scale_loss=False,
-        jit_compile=False,
-    )
-    outputs = keras.tree.flatten(y_pred)
-    losses = _per_output(config, model, loss, y_pred)
-    weights = _per_output(config, model, loss_weights or 1.0, y_pred)
-    metrics_object = CompileMetrics(None, metrics, output_names=getattr(model, "output_names", None))
-    _build_metrics(config, metrics_object, y, y_pred)
-    if len(keras.tree.flatten(y)) != len(outputs):
-        raise UserError(
-            "model",
-            config.model,
-            f"has {len(outputs)} outputs, but an example has {len(keras.tree.flatten(y))} labels",
-            "return one label per output from the source",
-        )
-    targets = keras.tree.flatten(y)
-    return [get_loss(*given) for given in zip(losses, targets, outputs, strict=True)], weights, metrics_object
-
-
-def _both(metrics: Any, weighted_metrics: Any) -> Any:
-    """Unweighted and weighted metrics as one argument of compile()."""
-    if not metrics or not weighted_metrics:
-        return metrics or weighted_metrics or None
-    if isinstance(metrics, dict) and isinstance(weighted_metrics, dict):
-        names = metrics.keys() | weighted_metrics.keys()
-        return {k: [*_listed(metrics.get(k)), *_listed(weighted_metrics.get(k))] for k in sorted(names)}
-    return [*metrics, *weighted_metrics]
-
-
-def _listed(metrics: Any) -> list[Any]:
-    return [] if metrics is None else list(metrics) if isinstance(metrics, list | tuple) else [metrics]
-
-
-def _per_output(config: Config, model: keras.Model, given: Any, y_pred: Any) -> list[Any]:
-    """One entry per output from what compile() takes: a single one, a list, or a dict by output name."""
-    outputs = keras.tree.flatten(y_pred)
-    if isinstance(given, dict):
-        names = sorted(y_pred) if isinstance(y_pred, dict) else getattr(model, "output_names", [])
-        return [given.get(name) for name in names]
-    if isinstance(given, list | tuple):
-        if len(given) != len(outputs):
-            raise UserError(
-                "model",
-                config.model,
-                f"is compiled with {len(given)} losses for {len(outputs)} outputs",
-                "give one per output",
-            )
-        return list(given)
-    return [given] * len(outputs)
-
-
-def _build_metrics(config: Config, metrics: CompileMetrics, y: Any, y_pred: Any) -> None:
-    """Makes the metrics' variables, which some create in their first update only, and resets them."""
-
-    def zeros(tensor: Any) -> Any:
-        return keras.ops.zeros(tensor.shape, tensor.dtype)
-
-    tree = keras.tree.map_structure
-    try:
-        metrics.update_state(tree(zeros, y), tree(zeros, y_pred), sample_weight=keras.ops.ones((1,)))
-    except TypeError as error:
-        raise UserError(
-            "model",
-            config.model,
-            f"has a metric that takes no sample_weight ({error})",
-            "give its update_state(y_true, y_pred, sample_weight=None) that argument: padding has weight 0",
-        ) from error
-    metrics.reset_state()

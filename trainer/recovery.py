@@ -2,76 +2,67 @@
 
 import pathlib
 import shutil
-import signal
-from types import FrameType
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
-from input_pipeline import order
-from trainer import checkpoint
+from trainer import checkpoint, initial, progress
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.peers import Peers
 from trainer.program import Program
+from trainer.progress import Progress
 from trainer.run_directory import RunDirectory
-from trainer.step import NEVER, Totals
+from trainer.shards import Piece
 from trainer.writer import Writer
+
+_PRECISE = {
+    "float32": 1e-3
+}  # how far the probe's loss may lie from what it was, relatively: another backend's rounding
+_COARSE = 5e-2
 
 
 class Restored(NamedTuple):
-    """Where a run starts.
-
-    Attributes:
-      step: steps done.
-      totals: sums since the last line of the log.
-      ids: checksum of the examples since then.
-      callbacks: what `Recovery.save` was given as the callbacks' state, or None.
-      stopped: whether a callback had ended the run.
-      origin: where the variables come from, in words.
-    """
+    """Where a run starts: steps done, what it goes on with, and in words where its variables come from."""
 
     step: int
-    totals: Totals
-    ids: int
-    callbacks: list[dict[str, Any]] | None
-    stopped: bool
+    progress: Progress
     origin: str
 
 
 class Recovery:
-    """Saves and restores a run.
+    """Saves and restores a run; all processes of a cluster call it together, and process 0 decides and commits.
 
     Args:
       config: gives keep and initialize_from.
       directory: the run directory.
       program: what is saved.
-      examples: in a pass over the training data.
-      writes: whether this process does; the others of a cluster decide the same, and leave it to it.
+      peers: the processes.
+      probe: the loss of a few examples with the variables as they are.
+      kept: whether the checkpoint of a step is to stay for ever.
     """
 
     def __init__(
-        self, config: Config, directory: RunDirectory, program: Program, examples: int, writes: bool = True
+        self,
+        config: Config,
+        directory: RunDirectory,
+        program: Program,
+        peers: Peers,
+        probe: Callable[[], float],
+        kept: Callable[[int], bool],
     ) -> None:
-        self._examples = examples
-        self._writes = writes
-        self._config, self._directory, self._program = config, directory, program
+        self._config, self._directory, self._program, self._peers = config, directory, program, peers
+        self._probe, self._kept = probe, kept
         self._best: dict[str, Any] = {}
         self._damaged: list[str] = []
+        self._unsound = ""  # what was not finite in the last state that was to be written
         self._when_due = self._when_best = keras.callbacks.ModelCheckpoint("unset.keras")  # until `restore`
         self._writer = Writer(directory.path)
-        self.signal = 0  # the first SIGTERM or SIGINT, to be obeyed at the end of a chunk of steps
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.signal:  # the second one leaves at once; the checkpoint's rename makes that harmless
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        self.signal = number
 
     def tidy(self) -> None:
-        """Removes what killed writes left, and sets damaged checkpoints aside: the chief, before all restore."""
+        """Removes what killed writes left, and sets damaged checkpoints aside: process 0, before all restore."""
         for leftover in self._directory.checkpoints.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
         for path, manifest in checkpoint.newest(self._directory.checkpoints):
@@ -81,73 +72,85 @@ class Recovery:
 
     def _set_aside(self, path: pathlib.Path, error: checkpoint.Damaged) -> None:
         self._damaged.append(str(error))
-        if self._writes:
+        if self._peers.cluster.is_chief:
             path.rename(path.with_name(f"damaged-{path.name}"))
 
     def restore(self) -> Restored:
-        """Loads the newest checkpoint that can be trusted, or the initial state; all processes together."""
-        damaged = self._damaged
-        for path, manifest in checkpoint.newest(self._directory.checkpoints):
-            try:
-                if isinstance(manifest, checkpoint.Damaged):
-                    raise manifest
-                checkpoint.read(path, self._program, manifest)
-            except checkpoint.Damaged as error:
-                self._set_aside(path, error)
-                continue
+        """Loads the newest checkpoint that can be trusted, or the initial state.
+
+        Raises:
+          UserError: there are checkpoints, and none can be trusted; or the model computes something else with
+            the variables than it did when they were saved.
+        """
+        found = self._load_newest()
+        aside = "".join(f"\n  set aside as damaged: {error}" for error in self._damaged)
+        if found:
+            path, manifest = found
+            self._check_probe(path, manifest["probe"])
             self._watch(manifest["best"])
-            aside = "".join(f"\n  set aside as damaged: {error}" for error in damaged)
-            return Restored(
-                manifest["step"],
-                _unpack(manifest["totals"]),
-                int(manifest["ids"]),
-                manifest["callbacks"],
-                manifest["stopped"],
-                f"restored from {path}{aside}",
-            )
-        if damaged:
+            return Restored(manifest["step"], progress.unpack(manifest["progress"]), f"restored from {path}{aside}")
+        if self._damaged:
             raise UserError(
                 "run_dir",
                 self._directory.path,
-                "holds no checkpoint that can be trusted:" + "".join(f"\n    {e}" for e in damaged),
+                f"holds no checkpoint that can be trusted:{aside}",
                 "restore the run directory from a copy, or start anew in another --run_dir",
             )
         self._watch({})
         origin = f"initial weights from --seed={self._config.seed}"
         if self._config.initialize_from:
-            path, manifest = checkpoint.find(self._config.initialize_from)
-            checkpoint.read_model_variables(path, self._program, manifest)
+            path, manifest = initial.find(self._config.initialize_from)
+            initial.read_model_variables(path, self._program, manifest)
             origin = f"initial weights from {path}"
-        return Restored(0, self._program.objective.no_totals(), 0, None, False, origin)
+        return Restored(0, Progress(self._program.objective.no_totals()), origin)
 
-    def save(
-        self,
-        totals: Totals,
-        ids: int,
-        callbacks: list[dict[str, Any]],
-        metrics: dict[str, float],
-        due: bool = True,
-        stopped: bool = False,
-    ) -> None:
+    def _load_newest(self, nth: int = 1) -> tuple[pathlib.Path, dict[str, Any]] | None:
+        """Loads the nth newest checkpoint that can be trusted, or the oldest of fewer."""
+        found = None
+        for path, manifest in checkpoint.newest(self._directory.checkpoints):
+            try:
+                if isinstance(manifest, checkpoint.Damaged):
+                    raise manifest
+                checkpoint.read(path, self._program, manifest)
+                found, nth = (path, manifest), nth - 1
+                if not nth:
+                    break
+            except checkpoint.Damaged as error:
+                self._set_aside(path, error)
+        return found
+
+    def _check_probe(self, path: pathlib.Path, saved: float | None) -> None:
+        """The variables are to the bit what they were; is the model?"""
+        if saved is None:  # of step 0, whose variables follow from the seed
+            return
+        now = self._probe()
+        if not abs(now - saved) <= _PRECISE.get(self._config.precision, _COARSE) * abs(saved):
+            raise UserError(
+                "model",
+                self._config.model,
+                f"with the variables of {path}, whose digests are right, its loss on the probe's examples is "
+                f"{now:.6g}; it was {saved:.6g} when they were saved: the code of the model or of the data has "
+                "changed, or a package",
+                "take the change back, or start a new run with --initialize_from",
+            )
+
+    def roll_back(self, nth: int) -> int | None:
+        """Loads the nth newest good checkpoint. Returns its step; None if there is none."""
+        self._writer.wait()
+        self._peers.gather(0)
+        found = self._load_newest(nth)
+        return int(found[1]["step"]) if found else None
+
+    def save(self, now: Progress, metrics: dict[str, float], due: bool = True) -> None:
         """Copies the run's state if it is due or the best; a thread writes it, and removes what is no longer kept.
 
         Args:
-          totals: sums since the last line of the log.
-          ids: checksum of the examples since then.
-          callbacks: state of each callback.
+          now: what is saved beside the variables.
           metrics: this step's evaluation, if there was one.
           due: whether to save even if it is not the best.
-          stopped: a callback ended the run here.
         """
-        self._state: dict[str, Any] = {
-            "totals": _pack(totals),
-            "ids": ids,
-            "callbacks": callbacks,
-            "metrics": metrics,
-            "stopped": stopped,
-        }
+        self._state = {"progress": progress.pack(now), "metrics": metrics}
         self._committed = False
-        self.check_loss(totals)
         if metrics:
             self._when_best.on_epoch_end(self._program.step, metrics)
         if due and not self._committed:
@@ -155,61 +158,63 @@ class Recovery:
 
     def save_weights(self, filepath: str, overwrite: bool = True) -> None:
         """What the two ModelCheckpoints call in a model's place: commits the whole run, never in place."""
+        self._committed = True
         if self._when_best.best != self._best.get("val_loss"):
             self._best = self._state["metrics"] | {"step": self._program.step}
-        step, values = self._program.step, self._program.values()
-        state = {**self._state, "step": step, "best": self._best}
+        if not all(self._peers.gather(self._writer.is_ready())):
+            return
+        program, cluster, parent = self._program, self._peers.cluster, self._directory.checkpoints
+        step, pieces = program.step, program.pieces()
+        values = program.values() if pieces is None else {}
+        state: dict[str, Any] = {
+            **self._state,
+            "step": step,
+            "best": self._best,
+            "probe": self._probe() if step else None,
+        }
 
         def write() -> None:
-            self._check(step, values)
-            if self._writes:
-                checkpoint.write(self._directory.checkpoints, self._program, values, state)
+            self._unsound = _not_finite(pieces or {path: [Piece((), value)] for path, value in values.items()})
+            if self._unsound:
+                return
+            if pieces is not None:
+                patience = self._config.patience
+                checkpoint.write_shards(parent, program, pieces, state, cluster.index, cluster.size, patience)
+            elif cluster.is_chief:
+                checkpoint.write(parent, program, values, state)
+            if cluster.is_chief:
                 self._prune(state["best"].get("step"))
 
         self._writer.submit(write)
-        self._committed = True
 
-    def settle(self, last: bool = False) -> None:
-        """Tells what went wrong in the last write; with `last`, waits for it first."""
+    def settle(self, last: bool = False) -> str:
+        """Tells what went wrong in the last write; with `last`, waits for it first.
+
+        Returns:
+          Which variable was not finite, in words: such a state is never written. '' if all were.
+        """
         if last:
             self._writer.wait(last)
         self._writer.check()
+        unsound, self._unsound = self._unsound, ""
+        return unsound
 
     @property
     def best(self) -> dict[str, Any]:
         """'step' and metrics of the best evaluation; {} before the first."""
         return self._best
 
-    def check_loss(self, totals: Totals) -> None:
-        """Raises UserError if a loss was not finite, naming the step."""
-        step = int(keras.ops.convert_to_numpy(totals.nonfinite))
-        if step != NEVER:
-            self._writer.wait()  # what was good is whole before it is told of
-            ids = order.of_step(self._config.seed, step, self._config.global_batch, self._examples)
-            first = ", ".join(map(str, ids[:8])) + ", ..." * (len(ids) > 8)
-            raise self._not_finite(f"the loss was not finite at step {step + 1} (examples {first})")
-
-    def _check(self, step: int, values: dict[str, np.ndarray]) -> None:
-        """Raises UserError if a variable is not finite: such a state is never saved."""
-        for path, value in values.items():
-            if not np.issubdtype(value.dtype, np.integer) and not np.isfinite(value.astype(np.float32)).all():
-                raise self._not_finite(f"{path} was not finite after step {step}")
-
-    def _not_finite(self, reason: str) -> UserError:
+    @property
+    def last_good(self) -> str:
+        """Which checkpoint is kept, in words."""
+        self._writer.wait()  # what was good is whole before it is told of
         saved = checkpoint.steps(self._directory.checkpoints)
-        last = f"the last good checkpoint, of step {saved[-1]}, is kept" if saved else "nothing was saved yet"
-        return UserError(
-            "learning_rate",
-            self._config.learning_rate,
-            f"{reason}; {last}",
-            "lower --learning_rate, clip with --optimizer='adam(global_clipnorm=1.0)', or look at the data; "
-            "--initialize_from takes the kept checkpoint into a new run",
-        )
+        return f"the last good checkpoint, of step {saved[-1]}, is kept" if saved else "nothing was saved yet"
 
     def _prune(self, best: int | None) -> None:
         saved = checkpoint.steps(self._directory.checkpoints)
         for step in saved[: -self._config.keep]:
-            if step != best:
+            if step != best and not self._kept(step):
                 shutil.rmtree(self._directory.checkpoints / f"{step:08d}", ignore_errors=True)
 
     def _watch(self, best: dict[str, Any]) -> None:
@@ -229,15 +234,9 @@ class Recovery:
             callback.set_model(self)
 
 
-def _pack(totals: Totals) -> list[Any]:
-    return [np.asarray(keras.ops.convert_to_numpy(leaf)).tolist() for leaf in keras.tree.flatten(totals)]
-
-
-def _unpack(packed: list[Any]) -> Totals:
-    objective, weight, *metrics, nonfinite = packed
-    return Totals(
-        np.float32(objective),
-        np.float32(weight),
-        [np.asarray(m, np.float32) for m in metrics],
-        np.int32(nonfinite),
-    )
+def _not_finite(pieces: dict[str, list[Piece]]) -> str:
+    for path, of_variable in pieces.items():
+        for _, value in of_variable:
+            if not np.issubdtype(value.dtype, np.integer) and not np.isfinite(value.astype(np.float32)).all():
+                return f"{path} was not finite"
+    return ""

@@ -30,7 +30,7 @@ class Nothing:
     def _ignore(self, *arguments: Any) -> None:
         pass
 
-    say = compiled = define = log = finish = close = _ignore
+    say = compiled = define = log = note = finish = close = _ignore
 
 
 class Reporting:
@@ -87,16 +87,19 @@ class Reporting:
         plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in hyperparameters.items()}
         self._summary(0, hparams.hparams_pb(plain, trial_id=str(self._directory.path)))
 
-    def log(
-        self, step: int, metrics: dict[str, float], learning_rate: float, ids: int, data: float, pause: float
-    ) -> None:
+    def note(self, step: int, facts: Mapping[str, Any]) -> None:
+        """Writes a line of metrics.jsonl that is not of the usual kind."""
+        self._metrics.write(json.dumps({"step": step, **facts}) + "\n")
+        self._metrics.flush()
+
+    def log(self, step: int, metrics: dict[str, float], facts: Mapping[str, Any], data: float, pause: float) -> None:
         """Reports the steps since the last call.
 
         Args:
           step: steps done.
           metrics: 'loss' and metrics of those steps, and 'val_' ones if there was an evaluation.
-          learning_rate: of the next step.
-          ids: checksum of the examples of those steps: what `audit` proves the data order by.
+          facts: 'learning_rate' of the next step; 'ids', checksum of the examples of those steps, by which `audit`
+            proves the data order; 'gradient_norms' by layer.
           data, pause: seconds of this start so far spent waiting for data, and on other than steps.
         """
         since, now = self._since, time.monotonic()
@@ -107,13 +110,15 @@ class Reporting:
             "data_wait": min(1.0, max(0.0, waited)),
         }
         self._since = {"step": step, "time": now, "data": data, "pause": pause}
-        line = {"step": step, **metrics, "learning_rate": learning_rate, "ids": f"{ids:016x}", **speed}
-        self._metrics.write(json.dumps(line) + "\n")
-        self._metrics.flush()
+        self.note(step, {**metrics, **facts, **speed})
         for name, value in metrics.items():
             side = "validation" if name.startswith("val_") else "train"
             self._scalar(step, f"{name.removeprefix('val_')}/{side}", value)
-        self._scalar(step, "learning_rate", learning_rate)
+        self._scalar(step, "learning_rate", facts["learning_rate"])
+        norms = facts["gradient_norms"]
+        for layer, norm in norms.items():
+            self._scalar(step, f"gradient_norm/{layer}", norm)
+        self._scalar(step, "gradient_norm", math.sqrt(sum(norm**2 for norm in norms.values())))
         self._scalar(step, "performance/step_seconds", seconds / max(1, steps))
         for name, value in speed.items():
             self._scalar(step, f"performance/{name}", value)

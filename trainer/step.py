@@ -1,4 +1,4 @@
-"""The pure step of one logical replica, and the tree that sums over replicas. Same code on every backend.
+"""The pure step of one logical replica, and what its sums over all replicas come to. Same code on every backend.
 
 Legend: V logical replicas in the run, B the global batch, b = B / V the examples of one replica.
 
@@ -10,69 +10,17 @@ the same wherever it is computed.
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 from keras import ops
 
 from input_pipeline.pipeline import Batch
 from trainer.errors import UserError
-
-Tensor = Any
-T = TypeVar("T")
+from trainer.sums import NEVER, Outcome, Sums, Tensor, Totals
 
 _GOLDEN = 0x9E3779B9
-
-
-class Values(NamedTuple):
-    """Values of the run's variables, as the pure functions see them.
-
-    Attributes:
-      trainable: of model.trainable_variables, in that order.
-      state: of the other model variables (batch-norm statistics and the like) but seed generators'.
-      optimizer: of optimizer.variables.
-    """
-
-    trainable: list[Tensor]
-    state: list[Tensor]
-    optimizer: list[Tensor]
-
-
-class Sums(NamedTuple):
-    """What one logical replica adds to the whole, all float32.
-
-    Attributes:
-      objective: () sum over examples of weight * loss, over B; the model's own losses
-        (regularization) weigh in with the replica's examples.
-      weight: () sum of the examples' weights, over B.
-      metrics: what the examples add to each metric variable.
-      state: change of each state variable.
-      gradients: d objective / d trainable, one per trainable variable; [] in evaluation.
-    """
-
-    objective: Tensor
-    weight: Tensor
-    metrics: list[Tensor]
-    state: list[Tensor]
-    gradients: list[Tensor]
-
-
-class Totals(NamedTuple):
-    """Sums over steps, from one line of the log to the next.
-
-    Attributes:
-      objective, weight, metrics: float32, as in Sums.
-      nonfinite: int32 (), the first step whose objective was not finite; NEVER if none was.
-    """
-
-    objective: Tensor
-    weight: Tensor
-    metrics: list[Tensor]
-    nonfinite: Tensor
-
-
-NEVER = 2**31 - 1
 
 
 class Objective:
@@ -84,6 +32,8 @@ class Objective:
       loss_weights: one factor per output.
       metrics: a built Keras metric that takes (y, y_pred, sample_weight).
       global_batch: B.
+      skips: whether a step that is not healthy changes nothing.
+      scaled: whether the optimizer scales the loss, and deals with gradients that overflow by itself.
     """
 
     def __init__(
@@ -93,8 +43,11 @@ class Objective:
         loss_weights: Sequence[float],
         metrics: keras.metrics.Metric,
         global_batch: int,
+        skips: bool = False,
+        scaled: bool = False,
     ) -> None:
         self.model, self.metrics = model, metrics
+        self.skips, self._scaled = skips, scaled
         self._losses, self._loss_weights = losses, loss_weights
         self._global_batch = global_batch
         self._takes_training = "training" in inspect.signature(model.call).parameters
@@ -207,9 +160,38 @@ class Objective:
 
     def no_totals(self) -> Totals:
         """Totals of no steps."""
-        zero = ops.zeros((), "float32")
+        zero, none = ops.zeros((), "float32"), ops.zeros((), "int32")
         metrics = [ops.zeros(value.shape, "float32") for value in self._metrics_start]
-        return Totals(zero, zero, metrics, ops.convert_to_tensor(NEVER, "int32"))
+        gradients = ops.zeros((len(self.model.trainable_variables),), "float32")
+        return Totals(zero, zero, metrics, gradients, none, none, ops.convert_to_tensor(NEVER, "int32"))
+
+    def outcome(self, sums: Sums) -> Outcome:
+        """What complete sums come to."""
+        gradients, healthy = ops.zeros((), "float32"), ops.isfinite(sums.objective)
+        if sums.gradients:
+            weight = ops.where(sums.weight > 0, sums.weight, 1.0)
+            gradients = ops.stack([ops.sum(ops.square(g / weight)) for g in sums.gradients])
+            if not self._scaled:
+                healthy = ops.logical_and(healthy, ops.isfinite(ops.sum(gradients)))
+        return Outcome(sums.objective, sums.weight, sums.metrics, gradients, healthy)
+
+    def add(self, totals: Totals, outcome: Outcome, step: Tensor) -> Totals:
+        """Adds one step's outcome to the totals; none where unhealthy steps are skipped and it is one."""
+        counted = outcome.healthy if self.skips else ops.ones_like(outcome.healthy)
+        one = ops.cast(counted, "int32")
+
+        def add(total: Tensor, value: Tensor) -> Tensor:
+            return total + (ops.where(counted, value, ops.zeros_like(value)) if self.skips else value)
+
+        return Totals(
+            add(totals.objective, outcome.objective),
+            add(totals.weight, outcome.weight),
+            [add(t, m) for t, m in zip(totals.metrics, outcome.metrics, strict=True)],
+            add(totals.gradients, outcome.gradients),
+            totals.steps + one,
+            totals.skipped + 1 - one,
+            ops.minimum(totals.unhealthy, ops.cast(ops.where(outcome.healthy, NEVER, step), "int32")),
+        )
 
     def results(self, totals: Totals) -> dict[str, float]:
         """'loss' and the metrics over the examples of some steps."""
@@ -223,6 +205,17 @@ class Objective:
             for name, value in self.metrics.stateless_result(values).items():
                 results[name] = float(ops.convert_to_numpy(value).mean())
         return results
+
+    def gradient_norms(self, totals: Totals) -> dict[str, float]:
+        """By layer, the norm of its mean gradients: the root of the mean square over the steps of the totals."""
+        squares: dict[str, float] = {}
+        for variable, square in zip(
+            self.model.trainable_variables, ops.convert_to_numpy(totals.gradients), strict=True
+        ):
+            layer = variable.path.rpartition("/")[0] or variable.path
+            squares[layer] = squares.get(layer, 0.0) + float(square)
+        steps = max(1, int(ops.convert_to_numpy(totals.steps)))
+        return {layer: math.sqrt(square / steps) for layer, square in squares.items()}
 
 
 def mean_gradients(sums: Sums, trainable: Sequence[Tensor]) -> list[Tensor]:
@@ -239,51 +232,7 @@ def mean_state(sums: Sums, state: Sequence[Tensor], replicas: int) -> list[Tenso
     ]
 
 
-def add_step(totals: Totals, sums: Sums, step: Tensor) -> Totals:
-    """Adds one step's complete sums to the totals."""
-    broken = ops.where(ops.isfinite(sums.objective), NEVER, step)
-    return Totals(
-        totals.objective + sums.objective,
-        totals.weight + sums.weight,
-        [t + s for t, s in zip(totals.metrics, sums.metrics, strict=True)],
-        ops.minimum(totals.nonfinite, ops.cast(broken, "int32")),
-    )
-
-
 def _expand(w: Tensor, values: Tensor) -> Tensor:
     while len(w.shape) < len(values.shape):
         w = ops.expand_dims(w, -1)
     return w
-
-
-class Tree:
-    """The fixed binary tree in which leaves are added: pairs, then pairs of pairs, ever so; an odd one waits.
-
-    A device owns n = V / R leaves in a row. The largest nodes into which the leaves of every device fall
-    whole have `node_size(n)` leaves each; a device adds those up alone, and what it then holds (one
-    node if n is a power of two) is added further in the tree's order.
-    """
-
-    @staticmethod
-    def node_size(leaves: int) -> int:
-        """The largest power of two that divides a device's number of leaves."""
-        return leaves & -leaves
-
-    @staticmethod
-    def push(nodes: list[T], leaf: T, carries: int, add: Callable[[T, T], T]) -> list[T]:
-        """Adds leaf i to nodes of 2**level leaves, one per level, as the digits of a binary counter.
-
-        So n leaves need log2(n) + 1 nodes. `carries` is the number of trailing ones of i in binary.
-        """
-        for level in range(carries):
-            leaf = add(nodes[level], leaf)
-        return [*nodes[:carries], leaf, *nodes[carries + 1 :]]
-
-    @staticmethod
-    def add_up(nodes: Sequence[T], add: Callable[[T, T], T]) -> T:
-        """The sum of neighbouring nodes of one size."""
-        nodes = list(nodes)
-        while len(nodes) > 1:
-            pairs = [add(a, b) for a, b in zip(nodes[::2], nodes[1::2], strict=False)]
-            nodes = pairs + nodes[2 * len(pairs) :]
-        return nodes[0]

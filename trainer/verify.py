@@ -132,8 +132,7 @@ class Runs:
             rows.append(Row(f"{first}, again", backend, 1, v, first))
             name = "mirrored" if backend == "tensorflow" else "device_mesh"
             rows += [Row(f"{name} x{r}", backend, r, v, first) for r in (2, 4) if v % r == 0]
-            if v % 2 == 0:
-                rows.append(Row(f"2 processes {backend}", backend, 2, v, first, processes=2))
+            rows += [Row(f"{n} processes {backend}", backend, n, v, first, processes=n) for n in (2, 4) if v % n == 0]
             if not probed["random"] and not batch_statistics:
                 rows.append(Row(f"{first}, 1 replica", backend, 1, 1, first, False, within))
         for row in rows:

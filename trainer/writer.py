@@ -7,6 +7,7 @@ from collections.abc import Callable
 from trainer.errors import STORAGE, UserError
 
 _MOST_FAILURES = 3  # in a row; a full disk may be emptied in time
+_PATIENCE = 10.0  # seconds that a save waits for the one before; storage that is slower costs saves, not steps
 
 
 class Writer:
@@ -20,7 +21,22 @@ class Writer:
         self._where = where
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        self._failures = 0
+        self._failures = self._left_out = 0
+
+    def is_ready(self) -> bool:
+        """Waits for the write before, but not for long; whether it has ended."""
+        if self._thread is not None:
+            self._thread.join(_PATIENCE)
+            if self._thread.is_alive():
+                self._left_out += 1
+                print(
+                    f"a checkpoint is left out, the {self._left_out}. so far: the one before is still being written "
+                    f"to {self._where}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                return False
+        return True
 
     def submit(self, write: Callable[[], None]) -> None:
         """Starts a write once the one before has ended."""
@@ -36,8 +52,15 @@ class Writer:
         self._thread = threading.Thread(target=run, name="checkpoint")
         self._thread.start()
 
+    def wait(self, last: bool = False) -> None:
+        """Waits until nothing is being written, and tells what went wrong, as `check` does."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check(last)
+
     def check(self, last: bool = False) -> None:
-        """Raises what went wrong in a write that has ended.
+        """Tells what went wrong in a write that has ended.
 
         Storage that fails is told, and may fail again, but not three times in a row, nor at the end of a run.
 
@@ -45,7 +68,7 @@ class Writer:
           last: whether no further write will come.
 
         Raises:
-          UserError: storage failed too often; or what was to be written is not finite.
+          UserError: storage failed too often.
         """
         error, self._error = self._error, None
         if error is None:
@@ -62,10 +85,3 @@ class Writer:
                 STORAGE,
             ) from error
         print(f"a checkpoint could not be written and is left out: {error}", file=sys.stderr, flush=True)
-
-    def wait(self, last: bool = False) -> None:
-        """Waits until nothing is being written, and checks."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self.check(last)

@@ -11,7 +11,7 @@ import keras
 from input_pipeline.pipeline import Batch, Pipeline
 from trainer.cluster import ALONE, Cluster
 from trainer.program import Program
-from trainer.step import Totals
+from trainer.sums import Totals
 
 Block = Any  # a pipeline's Batch, on the strategy's devices
 
@@ -29,11 +29,13 @@ class Strategy(abc.ABC):
       devices: R, over all processes.
       description: the devices in words, for people.
       cluster: the processes; this one owns R / cluster.size devices.
+      can_skip: whether its `train` undoes an unhealthy step where `program.objective.skips` (--on_nan=skip).
     """
 
     devices: int
     description: str
     cluster: Cluster = ALONE
+    can_skip = False
 
     @abc.abstractmethod
     def scope(self) -> contextlib.AbstractContextManager[Any]:

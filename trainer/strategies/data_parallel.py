@@ -15,8 +15,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from input_pipeline.pipeline import Batch
-from trainer.step import Sums, Totals, Tree, Values, add_step
 from trainer.strategies.base import Block
+from trainer.sums import Sums, Totals, Values
+from trainer.tree import Tree
 
 _REPLICATED = PartitionSpec()
 _BY_REPLICA = PartitionSpec(None, "data")  # (K, V, ...)
@@ -26,6 +27,7 @@ _CHUNK = 2**20  # floats that a device gathers from all others at a time
 
 Leaf = Callable[[Values, Batch], Sums]  # (values, one replica's batch) -> Sums
 Update = Callable[[Values, Sums], Values]  # (values, complete Sums) -> new values
+Tally = Callable[[Totals, Sums, Any], Totals]  # (totals, complete Sums, step) -> new totals
 
 
 class FastLoop:
@@ -36,10 +38,11 @@ class FastLoop:
       replicas: V.
       leaf: what a logical replica computes.
       update: what follows from the sums; None: the values stay, and are returned as None.
+      tally: adds a step to the totals.
     """
 
-    def __init__(self, mesh: jax.sharding.Mesh, replicas: int, leaf: Leaf, update: Update | None) -> None:
-        self._mesh, self._leaf, self._update = mesh, leaf, update
+    def __init__(self, mesh: jax.sharding.Mesh, replicas: int, leaf: Leaf, update: Update | None, tally: Tally) -> None:
+        self._mesh, self._leaf, self._update, self._tally = mesh, leaf, update, tally
         in_specs = (_REPLICATED, _REPLICATED, _BY_REPLICA, *[_REPLICATED] * 3)
         mapped = jax.shard_map(self._steps, mesh=mesh, in_specs=in_specs, out_specs=_REPLICATED, check_vma=False)
         self.program = jax.jit(mapped, donate_argnums=(0,) if update else ())
@@ -57,7 +60,7 @@ class FastLoop:
         def one(i: Any, carry: tuple[Values, Totals]) -> tuple[Values, Totals]:
             values, totals = carry
             sums = jax.lax.psum(self._local_sums(values, _at(block, first + i)), "data")
-            return self._update(values, sums) if self._update else values, add_step(totals, sums, step + i)
+            return self._update(values, sums) if self._update else values, self._tally(totals, sums, step + i)
 
         # The number of turns is not known to the compiler: one program for any.
         values, totals = jax.lax.fori_loop(0, count, one, (values, totals))
@@ -84,11 +87,11 @@ class ExactLoop:
     sums between devices.
 
     Args:
-      mesh, replicas, leaf, update: as in FastLoop.
+      mesh, replicas, leaf, update, tally: as in FastLoop.
     """
 
-    def __init__(self, mesh: jax.sharding.Mesh, replicas: int, leaf: Leaf, update: Update | None) -> None:
-        self._mesh, self._leaf, self._update = mesh, leaf, update
+    def __init__(self, mesh: jax.sharding.Mesh, replicas: int, leaf: Leaf, update: Update | None, tally: Tally) -> None:
+        self._mesh, self._leaf, self._update, self._tally = mesh, leaf, update, tally
         self._on_cpu = mesh.devices.flat[0].platform == "cpu"
         self._devices = mesh.devices.size
         local = replicas // self._devices
@@ -190,7 +193,7 @@ class ExactLoop:
         parts = jnp.split(flat, np.cumsum([leaf.size for leaf in leaves])[:-1])
         shaped = [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
         sums = jax.tree.unflatten(structure, shaped)
-        return self._update(values, sums) if self._update else values, add_step(totals, sums, step)
+        return self._update(values, sums) if self._update else values, self._tally(totals, sums, step)
 
 
 def _at(block: Block, *index: Any) -> Batch:

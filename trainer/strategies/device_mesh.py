@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -18,11 +17,13 @@ from trainer.cluster import ALONE, Cluster
 from trainer.config import Config
 from trainer.layouts import Layout
 from trainer.program import Program
-from trainer.step import Sums, Totals, Values, mean_gradients, mean_state
+from trainer.step import mean_gradients, mean_state
 from trainer.strategies import jax_devices
 from trainer.strategies.base import Block, Strategy
 from trainer.strategies.data_parallel import ExactLoop, FastLoop, placed
+from trainer.strategies.host_values import Gathering, assign, own_pieces
 from trainer.strategies.sharded import Forward, Placing, ShardedLoop, layout_of, over_replicas
+from trainer.sums import Sums, Totals, Values
 
 _BY_REPLICA = PartitionSpec(None, "data")  # (K, V, ...)
 
@@ -53,6 +54,8 @@ class DeviceMesh(Strategy):
       abstract: whether variables have no values.
     """
 
+    can_skip = True
+
     def __init__(
         self,
         devices: list[jax.Device],
@@ -76,8 +79,8 @@ class DeviceMesh(Strategy):
         return self._placing.scope()
 
     def shares(self, replicas: int) -> list[range]:
-        # JAX splits one array over a process's devices by itself. A share of the data axis may be several
-        # processes', where another axis runs across them: each of them reads it.
+        # JAX splits one array over a process's devices. Where another axis runs across processes, each of them
+        # reads the share of the data axis that they have in common.
         mine = [
             d
             for d, share in enumerate(self.mesh.devices.reshape(self.devices, -1))
@@ -112,26 +115,17 @@ class DeviceMesh(Strategy):
         self.layout.check_all_used([*program.variables, *outputs])
         for variable in jax.tree.leaves(self._variables) if not self._abstract else ():
             variable.assign(placed(variable.value, self.sharding(variable)))
-        program.to_host = self._to_host
+        program.to_host = Gathering(self.mesh)
+        program.assign = lambda variable, read: assign(variable, self.sharding(variable), read)
+        if self.layout.shards and self.cluster.size > 1:
+            program.own_pieces = own_pieces
         # Virtual devices are there to show that the devices don't matter, and lose no fast interconnect.
         self._exact |= self._on_cpu and program.replicas > 1
         self._loops: dict[bool, ExactLoop | FastLoop | ShardedLoop] = {}
 
-    def _to_host(self, variable: keras.Variable) -> np.ndarray:
-        """The whole value, one variable at a time on the devices."""
-        value = variable.value
-        if not value.is_fully_addressable and not value.is_fully_replicated:
-            value = self._gather(value)
-        return np.asarray(value)
-
-    @functools.cached_property
-    def _gather(self) -> Any:
-        return jax.jit(lambda value: value, out_shardings=NamedSharding(self.mesh, PartitionSpec()))
-
     def sharding(self, variable: keras.Variable) -> NamedSharding:
         """Where a variable of the program lies."""
-        given = getattr(variable, "_layout", None)
-        return given if isinstance(given, NamedSharding) else NamedSharding(self.mesh, PartitionSpec())
+        return getattr(variable, "_layout", None) or NamedSharding(self.mesh, PartitionSpec())
 
     def elements_on_device(self, variable: keras.Variable) -> int:
         return math.prod(self.sharding(variable).shard_shape(variable.shape))
@@ -157,10 +151,9 @@ class DeviceMesh(Strategy):
                 step = self._sharded_loop(True).program.lower(values, totals, block, number, number)
             else:
                 leaf = self._leaf(self._forward(True), True)
-                loop = FastLoop(self.mesh, self._program.replicas, leaf, self._update)
+                loop = FastLoop(self.mesh, self._program.replicas, leaf, self._update, self._tally)
                 step = loop.program.lower(values, totals, block, number, number, number)
-        # The analysis is of all devices' program, or of the one that each runs alone; and it counts one
-        # turn of the loop over the second and later replicas of a device.
+        # Of all devices' program, or of the one that each runs alone; and of one turn of the loop over replicas.
         flops = (step.cost_analysis() or {}).get("flops", 0.0) * (1 if self._sharded else self.mesh.size)
         turns = self._program.replicas // self.devices
         return step, flops * max(1.0, turns / 2)
@@ -185,10 +178,7 @@ class DeviceMesh(Strategy):
             jax.distributed.shutdown()  # waits for the others, who would take our leaving for a crash
 
     def trace(self, directory: str, start: bool) -> None:
-        if start:
-            jax.profiler.start_trace(directory)
-        else:
-            jax.profiler.stop_trace()
+        jax.profiler.start_trace(directory) if start else jax.profiler.stop_trace()
 
     def loop(self, training: bool, block: Block) -> ExactLoop | FastLoop | ShardedLoop:
         """The compiled steps; made at the first block, which shows what the model computes."""
@@ -197,20 +187,21 @@ class DeviceMesh(Strategy):
         return self._loops[training]
 
     def _make_loop(self, training: bool, block: Block) -> ExactLoop | FastLoop | ShardedLoop:
-        replicas, update = self._program.replicas, self._update if training else None
         if self._sharded:
             return self._sharded_loop(training)
+        replicas, update = self._program.replicas, self._update if training else None
         leaf = self._leaf(self._forward(training), training)
         batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
         # XLA's CPU compiler takes its fast convolutions in a program's entry only: they are 10 times
         # slower in the loops of FastLoop.
         slow = self._on_cpu and "conv_general" in str(jax.make_jaxpr(leaf)(self._values(), batch))
-        return (ExactLoop if self._exact or slow else FastLoop)(self.mesh, replicas, leaf, update)
+        return (ExactLoop if self._exact or slow else FastLoop)(self.mesh, replicas, leaf, update, self._tally)
 
     def _sharded_loop(self, training: bool) -> ShardedLoop:
         shardings = Values(*([self.sharding(v) for v in variables] for variables in self._variables))
         leaf = self._leaf(over_replicas(self._forward(training), shardings.trainable), training)
-        return ShardedLoop(self.mesh, self._program.replicas, leaf, self._update if training else None, shardings)
+        update = self._update if training else None
+        return ShardedLoop(self.mesh, self._program.replicas, leaf, update, shardings, self._tally)
 
     def _values(self) -> Values:
         return Values(*([v.value for v in variables] for variables in self._variables))
@@ -244,4 +235,15 @@ class DeviceMesh(Strategy):
         trainable, optimizer = self._program.optimizer.stateless_apply(
             values.optimizer, mean_gradients(sums, values.trainable), values.trainable
         )
-        return Values(trainable, mean_state(sums, values.state, self._program.replicas), optimizer)
+        new = Values(trainable, mean_state(sums, values.state, self._program.replicas), optimizer)
+        if not self._program.objective.skips:
+            return new
+        healthy = self._program.objective.outcome(sums).healthy
+        kept = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, values)
+        for i, variable in enumerate(self._variables.optimizer):
+            if variable is self._program.optimizer.iterations:  # steps count, skipped or not
+                kept.optimizer[i] = optimizer[i]
+        return kept
+
+    def _tally(self, totals: Totals, sums: Sums, step: Any) -> Totals:
+        return self._program.objective.add(totals, self._program.objective.outcome(sums), step)

@@ -20,9 +20,9 @@ from trainer.config import Config
 from trainer.connection import Connection, listen
 from trainer.errors import OK, PEER_LOST, UserError
 from trainer.program import Program
-from trainer.step import Sums, Totals, add_step
 from trainer.strategies.base import Block
 from trainer.strategies.tf_distribute import TFDistribute
+from trainer.sums import Outcome, Totals
 
 _JOBS = ("chief", "worker", "ps")
 _ENDED: list[object] = []  # held to the end, or TensorFlow would ask servers that are gone to forget its functions
@@ -121,6 +121,8 @@ class ParameterServer(TFDistribute):
       presence: of the workers and servers.
     """
 
+    can_skip = False
+
     def __init__(self, strategy: "tf.distribute.ParameterServerStrategy", cluster: Cluster, presence: Presence) -> None:
         workers, servers = cluster.roles.count("worker"), cluster.roles.count("ps")
         description = f"{workers} workers and {servers} servers, asynchronous: the curve depends on their timing"
@@ -137,22 +139,22 @@ class ParameterServer(TFDistribute):
         yield from pipeline.dataset(first_block)
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
-        for i, sums in enumerate(self._computed(self._train_on_worker, block, range(first, first + count))):
-            totals = add_step(totals, sums, np.int32(step + i))
+        for i, outcome in enumerate(self._computed(self._train_on_worker, block, range(first, first + count))):
+            totals = self._objective.add(totals, outcome, np.int32(step + i))
         # Workers that read and add at once lose counts; what is done is known here.
         self._program.optimizer.iterations.assign(step + count)
         return totals
 
     def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
-        for i, sums in enumerate(self._computed(self._evaluate_on_worker, block, range(count))):
-            totals = add_step(totals, sums, np.int32(i))
+        for i, outcome in enumerate(self._computed(self._evaluate_on_worker, block, range(count))):
+            totals = self._objective.add(totals, outcome, np.int32(i))
         return totals
 
     def close(self) -> None:
         _ENDED.append(self)
         self._presence.close()
 
-    def _computed(self, function: Any, block: Block, indices: range) -> list[Sums]:
+    def _computed(self, function: Any, block: Block, indices: range) -> list[Outcome]:
         """What workers make of steps of a block, all of them done."""
         parts = [tf.nest.map_structure(lambda a, i=i: a[i : i + 1], block) for i in indices]
         results = [self._coordinator.schedule(function, args=(part,)) for part in parts]

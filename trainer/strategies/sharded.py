@@ -24,9 +24,9 @@ from trainer import layouts, plugins
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.layouts import Layout
-from trainer.step import Sums, Totals, Values, add_step
 from trainer.strategies.base import Block
-from trainer.strategies.data_parallel import placed
+from trainer.strategies.data_parallel import Tally, Update, placed
+from trainer.sums import Sums, Totals, Values
 
 _DATA = "data"
 Forward = Callable[[list[Any], Values, Batch], tuple[Any, Sums]]
@@ -147,6 +147,7 @@ class ShardedLoop:
       leaf: (values, R replicas' batches (R, b, ...)) -> their Sums.
       update: (values, complete Sums) -> values; None: the values stay, and are returned as None.
       shardings: a NamedSharding for each of the values.
+      tally: adds a step to the totals.
     """
 
     def __init__(
@@ -154,10 +155,12 @@ class ShardedLoop:
         mesh: jax.sharding.Mesh,
         replicas: int,
         leaf: Callable[[Values, Batch], Sums],
-        update: Callable[[Values, Sums], Values] | None,
+        update: Update | None,
         shardings: Values,
+        tally: Tally,
     ) -> None:
         self._mesh, self._leaf, self._update, self._shardings = mesh, leaf, update, shardings
+        self._tally = tally
         self._shares = mesh.shape[_DATA]
         self.turns = replicas // self._shares
         self._whole = NamedSharding(mesh, PartitionSpec())
@@ -184,7 +187,7 @@ class ShardedLoop:
                 return jax.tree.map(jnp.add, sums, self._sums(values, batches)), None
 
             sums, _ = jax.lax.scan(add_turn, sums, jax.tree.map(lambda a: a[1:], turns))
-        return self._update(values, sums) if self._update else None, add_step(totals, sums, step)
+        return self._update(values, sums) if self._update else None, self._tally(totals, sums, step)
 
     def _by_turn(self, array: Any) -> Any:
         """(V, b, ...) -> (n, R, b, ...): in turn j, share d takes its j-th replica."""

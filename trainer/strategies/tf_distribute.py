@@ -14,8 +14,10 @@ import tensorflow as tf
 from input_pipeline.pipeline import Batch, Pipeline
 from trainer.cluster import ALONE, Cluster
 from trainer.program import Program
-from trainer.step import Sums, Totals, Tree, add_step, mean_gradients, mean_state
+from trainer.step import mean_gradients, mean_state
 from trainer.strategies.base import Block, Strategy
+from trainer.sums import Outcome, Sums, Totals
+from trainer.tree import Tree
 
 
 def hold_rounding_fixed() -> None:
@@ -34,6 +36,8 @@ class TFDistribute(Strategy):
       exact: whether sums follow the tree over the devices, too; else the backend's all-reduce adds them.
       cluster: the processes.
     """
+
+    can_skip = True
 
     def __init__(
         self, strategy: "tf.distribute.Strategy", description: str, exact: bool, cluster: Cluster = ALONE
@@ -77,36 +81,47 @@ class TFDistribute(Strategy):
 
     def _train_steps(self, block: Block, first: Any, count: Any, step: Any, totals: Totals) -> Totals:
         def one(i: Any, totals: Totals) -> tuple[Any, Totals]:
-            sums = self._first_device(self._strategy.run(self._train_step, (block, first + i)))
-            return i + 1, add_step(totals, sums, step + i)
+            outcome = self._first_device(self._strategy.run(self._train_step, (block, first + i)))
+            return i + 1, self._objective.add(totals, outcome, step + i)
 
         return _repeat(count, one, totals)
 
     def _evaluate_steps(self, block: Block, count: Any, totals: Totals) -> Totals:
         def one(i: Any, totals: Totals) -> tuple[Any, Totals]:
-            sums = self._first_device(self._strategy.run(self._evaluate_step, (block, i)))
-            return i + 1, add_step(totals, sums, i)
+            outcome = self._first_device(self._strategy.run(self._evaluate_step, (block, i)))
+            return i + 1, self._objective.add(totals, outcome, i)
 
         return _repeat(count, one, totals)
 
-    def _first_device(self, per_device: Any) -> Sums:
-        """The sums are complete, hence the same, on every device."""
+    def _first_device(self, per_device: Any) -> Outcome:
+        """The outcome is of complete sums, hence the same, on every device."""
         return tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], per_device)
 
     # What follows runs on one device.
 
-    def _train_step(self, block: Block, i: Any) -> Sums:
+    def _train_step(self, block: Block, i: Any) -> Outcome:
         sums = self._sum_over_devices(self._local_sums(block, i, training=True))
+        outcome = self._objective.outcome(sums)
         model, optimizer = self._program.model, self._program.optimizer
         state = [tf.convert_to_tensor(v) for v in self._objective.state_variables]
+        before = [tf.identity(v) for v in self._undone] if self._objective.skips else []
         new_state = mean_state(sums, state, self._program.replicas)
         _assign(self._objective.state_variables, new_state)
         optimizer.apply(mean_gradients(sums, model.trainable_variables), model.trainable_variables)
-        return sums._replace(state=[], gradients=[])
+        if self._objective.skips:
+            after = [tf.convert_to_tensor(v) for v in self._undone]
+            _assign(self._undone, [tf.where(outcome.healthy, a, b) for a, b in zip(after, before, strict=True)])
+        return outcome
 
-    def _evaluate_step(self, block: Block, i: Any) -> Sums:
+    @property
+    def _undone(self) -> list[Any]:
+        """The variables that a skipped step leaves as they were. Steps count, skipped or not."""
+        variables = self._program.variables.values()
+        return [v for v in variables if v is not self._program.optimizer.iterations]
+
+    def _evaluate_step(self, block: Block, i: Any) -> Outcome:
         sums = self._local_sums(block, i, training=False)
-        return self._sum_over_devices([s._replace(state=[]) for s in sums])
+        return self._objective.outcome(self._sum_over_devices([s._replace(state=[]) for s in sums]))
 
     def _local_sums(self, block: Block, i: Any, training: bool) -> list[Sums]:
         """The nodes of the tree that this device's logical replicas add up to."""

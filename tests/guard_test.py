@@ -1,0 +1,98 @@
+"""A loss that is not finite, or leaps: stop, skip, roll back. Checkpoints that are kept; deadlines; host memory."""
+
+import time
+
+import pytest
+
+from input_pipeline import order
+from tests.running import lines, start, summary, trainer
+
+FLAGS = ("--model=dense", "--log_every=10", "--save_every=20", "--evaluate_every=never", "--epochs=3")
+POISONED = "--dataset=tests.poisoned:load(examples=[700])"
+STRATEGY = {"tensorflow": "mirrored", "jax": "device_mesh"}
+
+
+def steps_of(example: int, epochs: int = 3, batch: int = 64, examples: int = 1437) -> list[int]:
+    """The steps, from 1 on, that an example is in."""
+    plan = order.order(0, list(range(epochs * examples)), examples)
+    return [position // batch + 1 for position in range(epochs * examples) if plan[position] == example]
+
+
+@pytest.mark.parametrize("backend", STRATEGY)
+def test_a_step_that_is_not_finite_is_skipped(backend, tmp_path):
+    """Three epochs, so three such steps; on one device and on two the same, and after a restart."""
+    flags = (*FLAGS, POISONED, "--on_nan=skip", "--replicas=2", "--exact")
+    one, two = tmp_path / "one", tmp_path / "two"
+    out = trainer(f"--backend={backend}", *flags, f"--run_dir={one}").stdout
+    for step in steps_of(700):
+        assert f"not finite at step {step} (examples" in out
+    assert sum(line.get("skipped", 0) for line in lines(one)) == 3
+    assert all(line["loss"] < 3 for line in lines(one)) and summary(one)["final"]["accuracy"] > 0.7
+    where = (f"--strategy={STRATEGY[backend]}", "--devices=2")
+    trainer(*where, *flags, "--epochs=1.5", f"--run_dir={two}")
+    trainer(*where, *flags, f"--run_dir={two}")
+    assert summary(two)["weights_sha256"] == summary(one)["weights_sha256"]
+
+
+@pytest.mark.parametrize("backend", STRATEGY)
+def test_a_run_rolls_back_and_goes_on(backend, tmp_path):
+    run = tmp_path / "run"
+    flags = (*FLAGS, POISONED, "--on_nan=rollback", f"--backend={backend}")
+    out = trainer(*flags, f"--run_dir={run}").stdout
+    assert out.count("rolled back: the loss or a gradient was not finite") == 3
+    back = [line for line in lines(run) if "rolled_back_to" in line]
+    for line, step in zip(back, steps_of(700), strict=True):
+        assert line["rolled_back_to"] < step <= line["step"] and f"step {step} " in line["why"]
+    assert summary(run)["step"] == 68 and summary(run)["final"]["loss"] < 2.0
+    proof = trainer("audit", f"--run_dir={run}").stdout
+    assert "each was fed the examples of the run's order" in proof and proof.count("changed nothing") == 3
+
+
+def test_a_run_that_only_rolls_back_ends(tmp_path):
+    """Every batch is poisoned: after three returns in a row there is no sense in another."""
+    every = f"--dataset=tests.poisoned:load(examples={list(range(0, 1437, 5))})"
+    ran = trainer(*FLAGS, every, "--on_nan=rollback", f"--run_dir={tmp_path / 'run'}", code=2)
+    assert "after the run went back 3 times in a row; the last good checkpoint, of step 0, is kept" in ran.stderr
+
+
+def test_a_leap_of_the_loss_is_rolled_back(tmp_path):
+    flags = (*FLAGS[:3], "--evaluate_every=never", "--steps=300", "--callbacks=tests.poisoned:Ruin(step=200)")
+    run = tmp_path / "run"
+    out = trainer(*flags, "--on_nan=rollback(spike=5)", f"--run_dir={run}").stdout
+    # The checkpoint of step 200 holds the ruin already, as shows after the first return to it.
+    first, second = (line["rolled_back_to"] for line in lines(run) if "rolled_back_to" in line)
+    assert (first, second) == (200, 180) and out.count("rolled back: the loss leapt to") == 2
+    assert summary(run)["final"]["accuracy"] > 0.9
+    ran = trainer(*flags, "--on_nan=stop(spike=5)", f"--run_dir={tmp_path / 'stopped'}", code=2)
+    assert "the loss leapt to" in ran.stderr and "of step 200, is kept" in ran.stderr
+
+
+@pytest.mark.parametrize("value", ["skip(spike=5)", "stop(spike=1)", "explode", "rollback(often=2)"])
+def test_other_policies_are_told(value, tmp_path):
+    assert "--on_nan=" in trainer(f"--on_nan={value}", f"--run_dir={tmp_path}", code=2).stderr
+
+
+def test_some_checkpoints_are_kept_for_ever(tmp_path):
+    flags = (*FLAGS[:2], "--evaluate_every=never", "--steps=100", "--save_every=10", "--keep_every=25", "--keep=2")
+    trainer(*flags, f"--run_dir={tmp_path}")
+    saved = [int(path.name) for path in sorted((tmp_path / "checkpoints").glob("0*"))]
+    assert saved == [25, 50, 75, 90, 100]
+
+
+@pytest.mark.parametrize("when", ["", "now", "later", "2026-01-01T00:00"])
+def test_a_deadline_stops_a_run_as_a_signal_does(when, tmp_path):
+    text = {"now": str(time.time()), "later": f"{time.time() + 8:.3f}"}.get(when, when)
+    process = start(*FLAGS[:3], "--evaluate_every=never", "--steps=10000000", f"--run_dir={tmp_path}")
+    while not (tmp_path / "checkpoints").exists():
+        time.sleep(0.05)
+    (tmp_path / "deadline").write_text(text)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert "Stopped by its deadline after step" in out and not (tmp_path / "deadline").exists()
+    assert when != "later" or time.time() >= float(text)
+
+
+def test_a_deadline_that_is_none_is_told_and_ignored(tmp_path):
+    (tmp_path / "deadline").write_text("tomorrow")
+    ran = trainer(*FLAGS[:4], "--steps=50", f"--run_dir={tmp_path}")
+    assert ran.stderr.count("'tomorrow', which is no time: it is ignored") == 1

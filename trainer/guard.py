@@ -1,0 +1,88 @@
+"""What becomes of a loss that is not finite, or that leaps: the run stops, skips the step, or goes back."""
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from input_pipeline import order
+from trainer import policy
+from trainer.config import Config
+from trainer.errors import UserError
+from trainer.sums import NEVER, Totals
+
+_LINES = 10  # of the log, whose median a leap is measured by
+_MOST_IN_A_ROW = 3  # times that a run goes back without a healthy line of the log in between
+
+
+class Guard:
+    """Watches the loss of a run.
+
+    Args:
+      config: gives on_nan.
+      examples: in a pass over the training data.
+      remembered: what `memory` was when the run was saved.
+    """
+
+    def __init__(self, config: Config, examples: int, remembered: Mapping[str, Any]) -> None:
+        self._config, self._examples = config, examples
+        self._policy = policy.parse(config.on_nan)
+        self._losses: list[float] = list(remembered.get("losses", []))
+        self._in_a_row = int(remembered.get("in_a_row", 0))
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """What a later start needs to know: JSON."""
+        return {"losses": self._losses, "in_a_row": self._in_a_row}
+
+    def unhealthy(self, totals: Totals) -> str:
+        """The first step whose loss or gradients were not finite, and its examples, in words; '' if none."""
+        step = int(keras.ops.convert_to_numpy(totals.unhealthy))
+        if step == NEVER:
+            return ""
+        ids = order.of_step(self._config.seed, step, self._config.global_batch, self._examples)
+        first = ", ".join(map(str, ids[:8])) + ", ..." * (len(ids) > 8)
+        return f"the loss or a gradient was not finite at step {step + 1} (examples {first})"
+
+    def leaps(self, step: int, loss: float) -> str:
+        """Whether the loss of a line of the log leaps above the lines before, in words; '' if not."""
+        factor, before = self._policy.spike, self._losses
+        if factor and len(before) == _LINES and loss > factor * statistics.median(before):
+            return f"the loss leapt to {loss:.4g} by step {step}, from a median of {statistics.median(before):.4g}"
+        self._losses = [*before, loss][-_LINES:]
+        self._in_a_row = 0
+        return ""
+
+    def go_back(self) -> int:
+        """Counts a return. Which checkpoint to go back to, 1 the newest; 0 if --on_nan or the count forbids it.
+
+        The newest may hold the fault already, though it did not show yet: the second return in a row goes one
+        further back, and nothing is saved in between.
+        """
+        self._in_a_row += 1
+        may = self._policy.name == "rollback" and self._in_a_row <= _MOST_IN_A_ROW
+        return self._in_a_row if may else 0
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the run went back, and no healthy line of the log has come since."""
+        return self._in_a_row > 0
+
+    def error(self, reason: str, kept: str) -> UserError:
+        """What is raised where the run must stop.
+
+        Args:
+          reason: what happened.
+          kept: which good checkpoint there is, in words.
+        """
+        returns = self._in_a_row - 1
+        often = f", after the run went back {returns} times in a row" if returns > 0 else ""
+        return UserError(
+            "learning_rate",
+            self._config.learning_rate,
+            f"{reason}{often}; {kept}",
+            "lower --learning_rate, clip with --optimizer='adam(global_clipnorm=1.0)', or look at the data; "
+            "--on_nan=skip or rollback goes on without the steps at fault; --initialize_from takes the kept "
+            "checkpoint into a new run",
+        )

@@ -1,0 +1,56 @@
+"""The memory of this host, as far as this process may use it: the machine's, or its container's."""
+
+import pathlib
+import resource
+from typing import NamedTuple
+
+_SYSTEM = pathlib.Path("/proc/meminfo")
+# (use, limit) of a container, by version of cgroups
+_CONTAINER = (
+    ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.max"),
+    ("/sys/fs/cgroup/memory/memory.usage_in_bytes", "/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+
+
+class HostMemory(NamedTuple):
+    """Bytes.
+
+    Attributes:
+      peak: the most that this process has held.
+      free: what is left before the system ends somebody.
+      whole: what there is.
+    """
+
+    peak: int
+    free: int
+    whole: int
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether less than a twentieth is left."""
+        return self.free < self.whole / 20
+
+
+def read() -> HostMemory | None:
+    """The present state; None where the system does not tell."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    try:
+        lines = dict(line.split(":") for line in _SYSTEM.read_text().splitlines())
+        free, whole = (int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
+    except (OSError, ValueError, KeyError):
+        return None
+    for used, limit in _CONTAINER:
+        try:
+            most = int(pathlib.Path(limit).read_text())
+            if most < whole:
+                # What the container keeps of files can be given back.
+                left = most - int(pathlib.Path(used).read_text()) + _files(pathlib.Path(used).with_name("memory.stat"))
+                free, whole = min(free, left), most
+        except (OSError, ValueError):  # another version's names, or 'max'
+            continue
+    return HostMemory(peak, free, whole)
+
+
+def _files(stat: pathlib.Path) -> int:
+    lines = dict(line.split() for line in stat.read_text().splitlines())
+    return int(lines.get("inactive_file", 0)) + int(lines.get("active_file", 0))

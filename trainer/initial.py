@@ -1,0 +1,59 @@
+"""--initialize_from: a new run that starts from another's variables."""
+
+import pathlib
+import warnings
+from typing import Any
+
+import keras
+
+from trainer import checkpoint
+from trainer.errors import UserError
+from trainer.program import Program
+
+
+def read_model_variables(path: pathlib.Path, program: Program, manifest: dict[str, Any]) -> None:
+    """Loads the model's variables of another run's checkpoint; the optimizer stays as it is.
+
+    Raises:
+      UserError: the other run's model has other variables; they are named.
+    """
+
+    def of_model(facts: dict[str, Any]) -> dict[str, Any]:
+        return {k: v[:2] for k, v in facts.items() if not k.startswith("optimizer/")}
+
+    there = of_model({k: [v["shape"], v["dtype"]] for k, v in manifest["variables"].items()})
+    here = of_model(program.signature())
+    if there != here:
+        differing = sorted(k for k in there.keys() | here.keys() if there.get(k) != here.get(k))
+        table = "".join(
+            f"\n    {k}: {there.get(k, 'absent')} there, {here.get(k, 'absent')} here" for k in differing[:12]
+        )
+        raise UserError("initialize_from", path, f"holds another model:{table}", "give a checkpoint of the same model")
+    if checkpoint.WEIGHTS not in manifest["files"]:
+        checkpoint.read_shards(path, program, manifest, here)
+        return
+    optimizer = [(v, keras.ops.convert_to_numpy(v.value)) for v in program.optimizer.variables]
+    with warnings.catch_warnings():  # another optimizer's variables are skipped, and are not wanted
+        warnings.simplefilter("ignore")
+        program.model.load_weights(path / checkpoint.WEIGHTS)
+    for variable, value in optimizer:
+        variable.assign(value)
+
+
+def find(where: str) -> tuple[pathlib.Path, dict[str, Any]]:
+    """The checkpoint that --initialize_from names: a checkpoint, or a run directory's newest good one."""
+    path = pathlib.Path(where)
+    if (path / checkpoint.MANIFEST).exists():
+        try:
+            return path, checkpoint.verify(path)
+        except checkpoint.Damaged as error:
+            raise UserError("initialize_from", where, str(error), "give another checkpoint") from None
+    for found, manifest in checkpoint.newest(path / "checkpoints"):
+        if isinstance(manifest, dict):
+            return found, manifest
+    raise UserError(
+        "initialize_from",
+        where,
+        "is neither a checkpoint nor a run directory with one",
+        "give a run directory (runs/...) or a checkpoint in it (runs/.../checkpoints/00001234)",
+    )

@@ -1,0 +1,76 @@
+"""What travels: values of variables, sums over examples, and totals over steps. Legend: see trainer/step.py."""
+
+from typing import Any, NamedTuple
+
+Tensor = Any  # of the backend
+
+
+class Values(NamedTuple):
+    """Values of the run's variables, as the pure functions see them.
+
+    Attributes:
+      trainable: of model.trainable_variables, in that order.
+      state: of the other model variables (batch-norm statistics and the like) but seed generators'.
+      optimizer: of optimizer.variables.
+    """
+
+    trainable: list[Tensor]
+    state: list[Tensor]
+    optimizer: list[Tensor]
+
+
+class Sums(NamedTuple):
+    """What one logical replica adds to the whole, all float32.
+
+    Attributes:
+      objective: () sum over examples of weight * loss, over B; the model's own losses
+        (regularization) weigh in with the replica's examples.
+      weight: () sum of the examples' weights, over B.
+      metrics: what the examples add to each metric variable.
+      state: change of each state variable.
+      gradients: d objective / d trainable, one per trainable variable; [] in evaluation.
+    """
+
+    objective: Tensor
+    weight: Tensor
+    metrics: list[Tensor]
+    state: list[Tensor]
+    gradients: list[Tensor]
+
+
+class Outcome(NamedTuple):
+    """What one step comes to for the log.
+
+    Attributes:
+      objective, weight, metrics: float32, as in Sums.
+      gradients: float32 (trainable variables,), the squared norm of each mean gradient; () 0 in evaluation.
+      healthy: bool (), whether the objective and the gradients are finite.
+    """
+
+    objective: Tensor
+    weight: Tensor
+    metrics: list[Tensor]
+    gradients: Tensor
+    healthy: Tensor
+
+
+class Totals(NamedTuple):
+    """Sums over steps, from one line of the log to the next.
+
+    Attributes:
+      objective, weight, metrics, gradients: float32, as in Outcome.
+      steps: int32 (), how many were added up.
+      skipped: int32 (), how many were left out because they were not healthy.
+      unhealthy: int32 (), the first step that was not healthy; NEVER if all were.
+    """
+
+    objective: Tensor
+    weight: Tensor
+    metrics: list[Tensor]
+    gradients: Tensor
+    steps: Tensor
+    skipped: Tensor
+    unhealthy: Tensor
+
+
+NEVER = 2**31 - 1

@@ -1,0 +1,242 @@
+"""One start of a run: its state between steps, and all that happens there."""
+
+import functools
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+
+from trainer import callbacks as keras_callbacks
+from trainer import host_memory, printout
+from trainer.assembly import Assembly
+from trainer.clock import Clock, Interval
+from trainer.errors import UserError
+from trainer.guard import Guard
+from trainer.ledger import Ledger
+from trainer.preemption import Preemption
+from trainer.recovery import Progress, Recovery, Restored
+from trainer.reporting import Nothing, Reporting
+from trainer.run_directory import RunDirectory
+from trainer.sums import NEVER
+
+
+class Training:
+    """One start of a run: its step, its totals, and what is done at which step, in which order.
+
+    Args:
+      parts: strategy, program and data.
+      directory: the run directory.
+      ledger: books this start's time.
+    """
+
+    def __init__(self, parts: Assembly, directory: RunDirectory, ledger: Ledger) -> None:
+        self.parts, self._directory, self._ledger = parts, directory, ledger
+        config, chief = parts.config, parts.peers.cluster.is_chief
+        intervals = {
+            "log": config.log_every,
+            "evaluate": config.evaluate_every,
+            "save": config.save_every,
+            "keep": config.keep_every,
+        }
+        if config.callbacks:
+            intervals["epoch"] = "1epoch"
+        self.clock = Clock(
+            parts.steps,
+            len(parts.dataset.train),
+            config.global_batch,
+            {name: Interval.parse(text) for name, text in intervals.items()},
+            config.profile_range() or (),
+        )
+        kept = functools.partial(self.clock.falls_on, "keep")
+        self._recovery = Recovery(config, directory, parts.program, parts.peers, parts.probe, kept)
+        self._preemption = Preemption(directory.deadline, chief)
+        restored = self._restore()
+        self.step, progress = restored.step, restored.progress
+        self._totals, self.stopped = progress.totals, progress.stopped
+        self._guard = Guard(config, len(parts.dataset.train), progress.guard)
+        self.pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
+        self._ids, self._ids_before = 0, progress.ids  # checksums of the examples since the last line of the log
+        self._compiled, self.told = False, 0  # what all processes have agreed to obey: see preemption.py
+        self._memory_told = False
+        self.reporting: Reporting | Nothing = Nothing()
+        if chief:
+            self.reporting = Reporting(config, directory, parts.steps, self.step, ledger)
+        self.reporting.say(printout.opening(parts, directory.path, restored.origin, self.step))
+        self.reporting.define(printout.texts(parts), parts.program.model, config.definition())
+        self._callbacks = keras_callbacks.create(config.callbacks, parts.program.model)
+        self._callbacks.on_train_begin()
+        if not keras_callbacks.restore(self._callbacks, progress.callbacks):
+            self.reporting.say("the callbacks are not those of the checkpoint: they start with no memory of the run")
+        self._callbacks.on_epoch_begin(self.clock.epochs_ended(self.step))
+        self._validation: dict[str, float] = {}
+        self._tracing = False
+        self._profile()
+        if not self.step:
+            self._save({}, due=True)  # from here on there is always a good checkpoint
+
+    def _restore(self) -> Restored:
+        """The chief sets damaged checkpoints aside; then all read the same."""
+        if self.parts.peers.cluster.is_chief:
+            self._recovery.tidy()
+        self.parts.peers.gather(0)
+        restored = self._recovery.restore()
+        steps = self.parts.peers.gather(restored.step)
+        if len(set(steps)) > 1:
+            raise UserError(
+                "run_dir",
+                self._directory.path,
+                f"gives the processes different steps to continue from: {steps}",
+                "put it on a file system that all of them share",
+            )
+        return restored
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing left to do, or somebody asked to stop."""
+        return self.step >= self.parts.steps or self.stopped or bool(self.told)
+
+    def advance(self, block: Any, first: int, end: int) -> None:
+        """Runs the steps up to `end` on a block, the first of them being the block's `first`."""
+        before = self._totals
+        with self._ledger("step" if self._compiled else "compile"):
+            self._totals = self.parts.strategy.train(block, first, end - self.step, self.step, before)
+            # At most one chunk is in flight: the host runs ahead by no more, the device never waits.
+            keras.ops.convert_to_numpy((before if self._compiled else self._totals).objective)
+        self._ids += self.pipeline.fed(self.step, end)
+        self.step = self.parts.peers.step = end
+        if not self._compiled:
+            self._compiled = True
+            self.reporting.compiled(end, self._ledger.seconds["compile"])
+
+    def do_what_is_due(self) -> None:
+        """Everything that happens between steps, in one place and one order."""
+        due, trouble = self._agreed(self.clock.due(self.step))
+        last = self.step >= self.parts.steps
+        logs = last or bool(due & {"log", "evaluate", "epoch"})
+        metrics: dict[str, float] = {}
+        evaluation: dict[str, float] = {}
+        self._profile()
+        if due or self.ended:
+            with self._ledger("step"):
+                metrics = self.parts.program.objective.results(self._totals)
+            trouble = trouble or self._trouble(metrics["loss"], logs)
+        if trouble:
+            self._go_back(trouble)
+            metrics = {}
+        if "evaluate" in due or last:
+            evaluation = self._evaluate()
+        if metrics and logs:
+            self._log(metrics | evaluation)
+        if "epoch" in due:
+            epoch = self.clock.epochs_ended(self.step)
+            with self._ledger("callbacks"):
+                self._callbacks.on_epoch_end(epoch - 1, metrics | self._validation)
+                self._callbacks.on_epoch_begin(epoch)
+            self.stopped = bool(self.parts.program.model.stop_training)
+        save = bool(due & {"save", "keep"}) or self.ended
+        if (save or evaluation) and (last or not self._guard.in_doubt):
+            self._save(evaluation, save)
+        if self.ended and (trouble := self._recovery.settle(last=True)):
+            raise self._guard.error(trouble, self._recovery.last_good)
+
+    def _trouble(self, loss: float, logged: bool) -> str:
+        """What is wrong with the steps since the last line of the log, in words; '' if nothing is."""
+        unhealthy = self._guard.unhealthy(self._totals)
+        if unhealthy and self.parts.program.objective.skips:
+            self.reporting.say(f"skipped: {unhealthy}")
+            unhealthy = ""
+            self._totals = self._totals._replace(unhealthy=np.int32(NEVER))
+        return unhealthy or (self._guard.leaps(self.step, loss) if logged else "")
+
+    def _go_back(self, trouble: str) -> None:
+        """Goes on with the variables of the last good checkpoint; the steps since then count as done."""
+        nth = self._guard.go_back()
+        with self._ledger("roll back"):
+            step = self._recovery.roll_back(nth) if nth else None
+            if step is None:
+                raise self._guard.error(trouble, self._recovery.last_good)
+            self.parts.program.optimizer.iterations.assign(self.step)
+        self._totals = self.parts.program.objective.no_totals()
+        self.reporting.say(f"rolled back: {trouble}; steps {step + 1} to {self.step} are left out")
+        self.reporting.note(self.step, {"rolled_back_to": step, "why": trouble, "ids": f"{self._take_ids():016x}"})
+
+    def _agreed(self, due: set[str]) -> tuple[set[str], str]:
+        """What the chief finds due, for clocks differ; and the first variable that was not finite in any process.
+
+        A signal that any process was sent reaches all.
+        """
+        names = sorted(self.clock.intervals)
+        bits = sum(1 << i for i, name in enumerate(names) if name in due)
+        gathered = self.parts.peers.gather([bits, self._preemption.told, self._recovery.settle()])
+        bits, _, _ = gathered[0]
+        self.told = max(told for _, told, _ in gathered)
+        trouble = next((unsound for _, _, unsound in gathered if unsound), "")
+        return {name for i, name in enumerate(names) if bits >> i & 1}, trouble
+
+    def _evaluate(self) -> dict[str, float]:
+        source = self.parts.dataset.validation
+        if source is None:
+            return {}
+        with self._ledger("evaluate"):
+            self._validation = self.parts.evaluate(source, "val_")
+        return self._validation
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        seconds = self._ledger.seconds
+        pause = sum(v for k, v in seconds.items() if k not in ("data", "step", "compile"))
+        facts = {
+            "learning_rate": self.parts.program.learning_rate,
+            "ids": f"{self._take_ids():016x}",
+            "gradient_norms": self.parts.program.objective.gradient_norms(self._totals),
+        }
+        if skipped := int(keras.ops.convert_to_numpy(self._totals.skipped)):
+            facts["skipped"] = skipped
+        self.reporting.log(self.step, metrics, facts, seconds.get("data", 0.0), pause)
+        with self._ledger("callbacks"):
+            self._callbacks.on_train_batch_end(self.step - 1, metrics)
+        self._totals = self.parts.program.objective.no_totals()
+        memory = host_memory.read()
+        if memory and memory.is_scarce and not self._memory_told:
+            self._memory_told = True
+            print(printout.scarce(memory, self.parts), file=sys.stderr, flush=True)
+
+    def _take_ids(self) -> int:
+        """Checksum of the examples since the last line of the log, which a new line begins."""
+        ids = self._fed()
+        self._ids = self._ids_before = 0
+        return ids
+
+    def _fed(self) -> int:
+        """Checksum of the ids that all processes were fed since the last line; a share may be fed to several."""
+        gathered = self.parts.peers.gather([self.pipeline.shares[0].start, self._ids])
+        return (self._ids_before + sum({first: ids for first, ids in gathered}.values())) % 2**64
+
+    def _save(self, evaluation: dict[str, float], due: bool) -> None:
+        remembered = keras_callbacks.state(self._callbacks)
+        progress = Progress(self._totals, self._fed(), remembered, self._guard.memory, self.stopped)
+        with self._ledger("save"):
+            self._recovery.save(progress, evaluation, due)
+
+    def _profile(self) -> None:
+        first, last = self.parts.config.profile_range() or (-1, -1)
+        if (self.step == first) or (self._tracing and (self.step >= last or self.ended)):
+            self._tracing = not self._tracing
+            self.parts.strategy.trace(str(self._directory.tensorboard), self._tracing)
+
+    def final_metrics(self) -> dict[str, float]:
+        """Ends the callbacks. Returns the last line's metrics, and those of the last evaluations."""
+        self._callbacks.on_train_end()
+        data = self.parts.dataset
+        final = self.reporting.last | (self._validation or self._evaluate())
+        if data.evaluation is data.validation:
+            final |= {f"test_{k.removeprefix('val_')}": v for k, v in self._validation.items()}
+        elif data.evaluation is not None:
+            with self._ledger("evaluate"):
+                final |= self.parts.evaluate(data.evaluation, "test_")
+        return final
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """'step' and metrics of the best evaluation."""
+        return self._recovery.best
