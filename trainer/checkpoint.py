@@ -10,7 +10,6 @@ Data position and randomness follow from the step (input_pipeline/order.py), so 
 
 import functools
 import hashlib
-import io
 import json
 import os
 import pathlib
@@ -19,13 +18,9 @@ import shutil
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import h5py
-import keras
 import numpy as np
-from keras.src.backend.common import global_state
-from keras.src.saving import saving_lib
 
-from trainer import shards
+from trainer import hdf5, shards
 from trainer.program import Program, kind
 from trainer.run_directory import replace
 from trainer.shards import Piece
@@ -50,8 +45,7 @@ def write(parent: pathlib.Path, program: Program, values: dict[str, np.ndarray],
     temporary = parent / f".{state['step']:08d}.{secrets.token_hex(4)}"
     temporary.mkdir(mode=0o700)
     try:
-        (temporary / WEIGHTS).write_bytes(_weights(program, values))
-        _fsync(temporary / WEIGHTS)
+        hdf5.write_weights(temporary / WEIGHTS, program, values)
         facts = {path: _value_facts(program, path, value) for path, value in values.items()}
         _commit(temporary, {WEIGHTS: _file_facts(temporary / WEIGHTS)}, facts, state)
     finally:
@@ -100,24 +94,6 @@ def _commit(temporary: pathlib.Path, files: dict[str, Any], variables: dict[str,
         shutil.rmtree(target)
     os.rename(temporary, target)
     _fsync(target.parent)
-
-
-def _weights(program: Program, values: dict[str, np.ndarray]) -> memoryview:
-    """What keras.Model.save_weights writes, of these values, wherever the variables lie and whatever becomes of them.
-
-    Made in memory: on a disk that is full, HDF5 does not raise but crash.
-    """
-    image = io.BytesIO()
-    store = saving_lib.H5IOStore(image, mode="w")
-    # Keras makes an optimizer to see what attributes it has, which it may not in the scope; and looks for
-    # what it saw under another name than it keeps it by (3.15).
-    seen = saving_lib.get_attr_skipset("Optimizer")
-    global_state.set_global_attribute("saving_attr_skiplist_Optimizer", seen)
-    variables = program.variables
-    with keras.device("cpu"), keras.StatelessScope([(variables[name], value) for name, value in values.items()]):
-        saving_lib._save_state(program.model, store, None, "", set())
-    store.close()
-    return image.getbuffer()
 
 
 def steps(parent: pathlib.Path) -> list[int]:
@@ -193,15 +169,7 @@ def arrays(path: pathlib.Path, manifest: dict[str, Any]) -> dict[str, np.ndarray
     if WEIGHTS not in manifest["files"]:
         variables = manifest["variables"].items()
         return {name: shards.region(path, facts, shards.everything(facts["shape"])) for name, facts in variables}
-    found: dict[str, np.ndarray] = {}
-
-    def take(name: str, node: Any) -> None:
-        if isinstance(node, h5py.Dataset):
-            found[name] = np.asarray(node)
-
-    with h5py.File(path / WEIGHTS) as file:
-        file.visititems(take)
-    return found
+    return hdf5.arrays(path / WEIGHTS)
 
 
 def _digest(manifest: dict[str, Any]) -> str:

@@ -100,8 +100,7 @@ class Program:
 
     def values(self) -> dict[str, np.ndarray]:
         """Path -> whole value of each variable of the run, on the host; all processes call it together."""
-        # Copies: on CPUs, what comes to the host may be the very memory that the next step writes to.
-        return {path: np.array(self.to_host(v)) for path, v in self.variables.items()}
+        return {path: self.to_host(v) for path, v in self.variables.items()}
 
     def pieces(self) -> dict[str, list[Piece]] | None:
         """Path -> what only this process holds of each variable, on the host; None where all hold all."""

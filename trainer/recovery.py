@@ -55,11 +55,12 @@ class Recovery:
     ) -> None:
         self._config, self._directory, self._program, self._peers = config, directory, program, peers
         self._probe, self._kept = probe, kept
-        self._best: dict[str, Any] = {}
+        self.best: dict[str, Any] = {}  # 'step' and metrics of the best evaluation
         self._damaged: list[str] = []
         self._unsound = ""  # what was not finite in the last state that was to be written
         self._when_due = self._when_best = keras.callbacks.ModelCheckpoint("unset.keras")  # until `restore`
         self._writer = Writer(directory.path)
+        self._kept_copies: dict[str, np.ndarray] = {}  # of the variables, on the host; at most one write is under way
 
     def tidy(self) -> None:
         """Removes what killed writes left, and sets damaged checkpoints aside: process 0, before all restore."""
@@ -159,17 +160,17 @@ class Recovery:
     def save_weights(self, filepath: str, overwrite: bool = True) -> None:
         """What the two ModelCheckpoints call in a model's place: commits the whole run, never in place."""
         self._committed = True
-        if self._when_best.best != self._best.get("val_loss"):
-            self._best = self._state["metrics"] | {"step": self._program.step}
+        if self._when_best.best != self.best.get("val_loss"):
+            self.best = self._state["metrics"] | {"step": self._program.step}
         if not all(self._peers.gather(self._writer.is_ready())):
             return
         program, cluster, parent = self._program, self._peers.cluster, self._directory.checkpoints
         step, pieces = program.step, program.pieces()
-        values = program.values() if pieces is None else {}
+        values = self._copies(program.values()) if pieces is None else {}
         state: dict[str, Any] = {
             **self._state,
             "step": step,
-            "best": self._best,
+            "best": self.best,
             "probe": self._probe() if step else None,
         }
 
@@ -187,6 +188,17 @@ class Recovery:
 
         self._writer.submit(write)
 
+    def _copies(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """On CPUs, what comes to the host may be the very memory that the next step writes to.
+
+        The copies' memory is used again for the next save, for to be given fresh memory takes longer than to fill it.
+        """
+        if not self._kept_copies:
+            self._kept_copies = {path: np.empty_like(value) for path, value in values.items()}
+        for path, value in values.items():
+            np.copyto(self._kept_copies[path], value)
+        return self._kept_copies
+
     def settle(self, last: bool = False) -> str:
         """Tells what went wrong in the last write; with `last`, waits for it first.
 
@@ -198,11 +210,6 @@ class Recovery:
         self._writer.check()
         unsound, self._unsound = self._unsound, ""
         return unsound
-
-    @property
-    def best(self) -> dict[str, Any]:
-        """'step' and metrics of the best evaluation; {} before the first."""
-        return self._best
 
     @property
     def last_good(self) -> str:
@@ -219,7 +226,7 @@ class Recovery:
 
     def _watch(self, best: dict[str, Any]) -> None:
         """Makes the two Keras callbacks that decide when a checkpoint is written."""
-        self._best = best
+        self.best = best
         path = str(pathlib.Path(self._directory.checkpoints, checkpoint.WEIGHTS))
         self._when_due = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
         self._when_best = keras.callbacks.ModelCheckpoint(
@@ -237,6 +244,7 @@ class Recovery:
 def _not_finite(pieces: dict[str, list[Piece]]) -> str:
     for path, of_variable in pieces.items():
         for _, value in of_variable:
-            if not np.issubdtype(value.dtype, np.integer) and not np.isfinite(value.astype(np.float32)).all():
+            numbers = value if value.dtype.kind in "iufb" else value.astype(np.float32)  # numpy has no bfloat16
+            if not np.isfinite(numbers).all():
                 return f"{path} was not finite"
     return ""

@@ -10,12 +10,9 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 import keras
-from tensorboard.compat.proto import event_pb2, graph_pb2, summary_pb2
-from tensorboard.plugins.hparams import summary_v2 as hparams
-from tensorboard.plugins.scalar.summary_v2 import scalar_pb
-from tensorboard.plugins.text.summary_v2 import text_pb
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from trainer.append import Appender
+from trainer.board import Board
 from trainer.config import Config
 from trainer.ledger import Ledger
 from trainer.run_directory import RunDirectory
@@ -59,10 +56,7 @@ class Reporting:
         self._stream = stream or sys.stdout
         self._live = self._stream.isatty()
         self._metrics = _continued(directory.metrics, step)
-        self._board = EventFileWriter(str(directory.tensorboard))
-        # TensorBoard drops what a killed start wrote beyond this step.
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._board.add_event(event_pb2.Event(wall_time=time.time(), step=step, session_log=start))
+        self._board = Board(directory.tensorboard, step)
         self._since = {"step": step, "time": time.monotonic(), "data": 0.0, "pause": 0.0}
         self._first_step, self._started = step, time.monotonic()
         self.last: dict[str, float] = {}
@@ -81,16 +75,13 @@ class Reporting:
     def define(self, facts: Mapping[str, str], model: keras.Model, hyperparameters: Mapping[str, Any]) -> None:
         """Writes what the run is to TensorBoard: text, graph, hparams."""
         for tag, text in facts.items():
-            self._summary(0, text_pb(tag, text))
-        graph = _graph(model).SerializeToString()
-        self._board.add_event(event_pb2.Event(wall_time=time.time(), graph_def=graph))
-        plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in hyperparameters.items()}
-        self._summary(0, hparams.hparams_pb(plain, trial_id=str(self._directory.path)))
+            self._board.text(tag, text)
+        self._board.graph(model)
+        self._board.hyperparameters(hyperparameters, str(self._directory.path))
 
     def note(self, step: int, facts: Mapping[str, Any]) -> None:
         """Writes a line of metrics.jsonl that is not of the usual kind."""
-        self._metrics.write(json.dumps({"step": step, **facts}) + "\n")
-        self._metrics.flush()
+        self._metrics.write(json.dumps({"step": step, **facts}).encode() + b"\n")
 
     def log(self, step: int, metrics: dict[str, float], facts: Mapping[str, Any], data: float, pause: float) -> None:
         """Reports the steps since the last call.
@@ -99,7 +90,8 @@ class Reporting:
           step: steps done.
           metrics: 'loss' and metrics of those steps, and 'val_' ones if there was an evaluation.
           facts: 'learning_rate' of the next step; 'ids', checksum of the examples of those steps, by which `audit`
-            proves the data order; 'gradient_norms' by layer.
+            proves the data order; 'gradient_norms' by layer; perhaps 'save_stall', the longest that a save held the
+            training up, in seconds.
           data, pause: seconds of this start so far spent waiting for data, and on other than steps.
         """
         since, now = self._since, time.monotonic()
@@ -113,16 +105,17 @@ class Reporting:
         self.note(step, {**metrics, **facts, **speed})
         for name, value in metrics.items():
             side = "validation" if name.startswith("val_") else "train"
-            self._scalar(step, f"{name.removeprefix('val_')}/{side}", value)
-        self._scalar(step, "learning_rate", facts["learning_rate"])
+            self._board.scalar(step, f"{name.removeprefix('val_')}/{side}", value)
+        self._board.scalar(step, "learning_rate", facts["learning_rate"])
+        if "save_stall" in facts:
+            self._board.scalar(step, "performance/save_stall", facts["save_stall"])
         norms = facts["gradient_norms"]
         for layer, norm in norms.items():
-            self._scalar(step, f"gradient_norm/{layer}", norm)
-        self._scalar(step, "gradient_norm", math.sqrt(sum(norm**2 for norm in norms.values())))
-        self._scalar(step, "performance/step_seconds", seconds / max(1, steps))
+            self._board.scalar(step, f"gradient_norm/{layer}", norm)
+        self._board.scalar(step, "gradient_norm", math.sqrt(sum(norm**2 for norm in norms.values())))
+        self._board.scalar(step, "performance/step_seconds", seconds / max(1, steps))
         for name, value in speed.items():
-            self._scalar(step, f"performance/{name}", value)
-        self._board.flush()
+            self._board.scalar(step, f"performance/{name}", value)
         self.last = metrics
         self._progress(step, metrics, speed)
 
@@ -143,7 +136,7 @@ class Reporting:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Closes the files; `summary` has become summary.json."""
-        self._scalar(summary["step"], "performance/goodput", summary["goodput"])
+        self._board.scalar(summary["step"], "performance/goodput", summary["goodput"])
         self.close()
 
     def close(self) -> None:
@@ -151,15 +144,8 @@ class Reporting:
         self._metrics.close()
         self._board.close()
 
-    def _scalar(self, step: int, tag: str, value: float) -> None:
-        self._summary(step, scalar_pb(tag, value))
 
-    def _summary(self, step: int, summary: Any) -> None:
-        copy = summary_pb2.Summary.FromString(summary.SerializeToString())
-        self._board.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=copy))
-
-
-def _continued(path: pathlib.Path, step: int) -> TextIO:
+def _continued(path: pathlib.Path, step: int) -> Appender:
     """metrics.jsonl, opened to append after its lines up to `step`; later ones will be written again."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     kept = []
@@ -174,22 +160,7 @@ def _continued(path: pathlib.Path, step: int) -> TextIO:
         temporary = path.with_name(f".{path.name}")
         temporary.write_text("".join(kept))
         os.replace(temporary, path)
-    return open(path, "a")
-
-
-def _graph(model: keras.Model) -> graph_pb2.GraphDef:
-    """The layers of a model as a graph for TensorBoard's Graphs page."""
-    graph = graph_pb2.GraphDef()
-    previous: list[str] = []
-    for layer in model.layers:
-        node = graph.node.add(name=layer.name, op=type(layer).__name__)
-        inbound = [
-            parent.operation.name for edge in getattr(layer, "_inbound_nodes", []) for parent in edge.parent_nodes
-        ]
-        known = {n.name for n in graph.node}
-        node.input.extend(dict.fromkeys(p for p in inbound or previous if p in known and p != layer.name))
-        previous = [layer.name]
-    return graph
+    return Appender(path)
 
 
 def words(metrics: Mapping[str, float]) -> str:

@@ -59,6 +59,7 @@ class Training:
         self._ids, self._ids_before = 0, progress.ids  # checksums of the examples since the last line of the log
         self._compiled, self.told = False, 0  # what all processes have agreed to obey: see preemption.py
         self._memory_told = False
+        self._stalls: list[float] = []  # seconds that saves since the last line of the log held the training up
         self.reporting: Reporting | Nothing = Nothing()
         if chief:
             self.reporting = Reporting(config, directory, parts.steps, self.step, ledger)
@@ -190,6 +191,8 @@ class Training:
             "ids": f"{self._take_ids():016x}",
             "gradient_norms": self.parts.program.objective.gradient_norms(self._totals),
         }
+        if self._stalls:
+            facts["save_stall"], self._stalls = max(self._stalls), []
         if skipped := int(keras.ops.convert_to_numpy(self._totals.skipped)):
             facts["skipped"] = skipped
         self.reporting.log(self.step, metrics, facts, seconds.get("data", 0.0), pause)
@@ -215,8 +218,10 @@ class Training:
     def _save(self, evaluation: dict[str, float], due: bool) -> None:
         remembered = keras_callbacks.state(self._callbacks)
         progress = Progress(self._totals, self._fed(), remembered, self._guard.memory, self.stopped)
+        before = self._ledger.seconds.get("save", 0.0)
         with self._ledger("save"):
             self._recovery.save(progress, evaluation, due)
+        self._stalls.append(self._ledger.seconds["save"] - before)
 
     def _profile(self) -> None:
         first, last = self.parts.config.profile_range() or (-1, -1)

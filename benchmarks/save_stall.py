@@ -1,0 +1,90 @@
+"""How long a save holds the training up, beside a bare copy of the same variables to the host.
+
+python benchmarks/save_stall.py [tensorflow|jax] [millions of parameters] [seconds between saves]
+
+The run is a real one, on this machine, saved so often; its own log says how long each save held it up. The copies are
+made in the same minutes, of as many arrays of the same sizes, into fresh memory.
+"""
+
+import json
+import math
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+_SAVES = 7
+_LAYERS = 4
+
+
+def build(input_shape: tuple[int, ...], classes: int, millions: float) -> "object":
+    """A model of so many parameters, in a few large layers."""
+    import keras
+
+    width = int(math.sqrt(millions * 1e6 / _LAYERS))
+    hidden = [keras.layers.Dense(width, activation="relu") for _ in range(_LAYERS)]
+    first = [keras.Input(input_shape), keras.layers.Flatten()]
+    return keras.Sequential([*first, *hidden, keras.layers.Dense(classes)])
+
+
+def main(backend: str, millions: float, interval: float) -> int:
+    """Prints the stalls and the copies. Returns the exit code: 1 if a limit is broken."""
+    with tempfile.TemporaryDirectory() as scratch:
+        flags = [
+            f"--backend={backend}",
+            f"--model=benchmarks.save_stall:build(millions={millions})",
+            "--global_batch=8",
+            "--steps=1000000",
+            "--log_every=1",
+            f"--save_every={interval:g}s",
+            "--evaluate_every=never",
+            "--keep=1",
+            f"--run_dir={scratch}/run",
+        ]
+        with open(pathlib.Path(scratch, "log"), "w") as log:
+            process = subprocess.Popen([sys.executable, "-m", "trainer", *flags], stdout=log, stderr=log)
+            stalls, copies = [], []
+            while len(stalls) < _SAVES and process.poll() is None:
+                time.sleep(1)
+                found = [line["save_stall"] for line in _lines(pathlib.Path(scratch, "run", "metrics.jsonl"))]
+                if len(found) > len(stalls):
+                    stalls = found
+                    time.sleep(interval / 2)  # the write is over by then
+                    copies.append(_copy(millions))
+            process.terminate()
+            if process.wait() != 75:
+                print(pathlib.Path(scratch, "log").read_text()[-2000:])
+                return 1
+    # The first save is at the start; the second compiles the probe of the loss.
+    stall, copy = statistics.median(stalls[2:]), statistics.median(copies[1:])
+    print(f"{backend}, {millions:g} M parameters and two slots of Adam, a save each {interval:g}s, {len(stalls)} saves")
+    print("stalls, seconds:   " + "  ".join(f"{s:.3f}" for s in stalls))
+    print("bare copies:       " + "  ".join(f"{s:.3f}" for s in copies))
+    print(f"median stall {stall:.3f}s: {stall / interval:.1%} of the interval, {stall / copy:.2f} of a bare copy")
+    return int(stall > 0.05 * interval)
+
+
+def _lines(path: pathlib.Path) -> list[dict[str, float]]:
+    if not path.exists():
+        return []
+    lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+    return [line for line in map(json.loads, lines) if "save_stall" in line]
+
+
+def _copy(millions: float) -> float:
+    """Seconds that it takes to copy the variables, of an array each, into fresh memory."""
+    arrays = [np.ones(int(millions * 1e6 / _LAYERS), np.float32) for _ in range(3 * _LAYERS)]
+    start = time.perf_counter()
+    copies = [np.array(array) for array in arrays]
+    seconds = time.perf_counter() - start
+    assert len(copies) == len(arrays)
+    return seconds
+
+
+if __name__ == "__main__":
+    name, millions, interval = [*sys.argv[1:], *["jax", "100", "30"][len(sys.argv) - 1 :]]
+    sys.exit(main(name, float(millions), float(interval)))

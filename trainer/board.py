@@ -1,0 +1,77 @@
+"""What TensorBoard shows of a run, in its own format of files."""
+
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+from tensorboard.compat.proto import event_pb2, graph_pb2, summary_pb2
+from tensorboard.plugins.hparams import summary_v2 as hparams
+from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+from tensorboard.plugins.text.summary_v2 import text_pb
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from trainer.append import Appender
+
+_NAME = "events.out.tfevents."
+
+
+class Board:
+    """Writes one file of events for each start of a run.
+
+    Args:
+      directory: TensorBoard's.
+      step: of the start; what a killed start wrote beyond it, TensorBoard drops.
+    """
+
+    def __init__(self, directory: pathlib.Path, step: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads files in the order of their names, and clocks may be set back.
+        number = sum(1 for _ in directory.glob(f"{_NAME}*"))
+        self._file = Appender(directory / f"{_NAME}{number:010d}")
+        self._records = RecordWriter(self._file)
+        self._add(file_version="brain.Event:2")
+        self._add(step=step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
+
+    def scalar(self, step: int, tag: str, value: float) -> None:
+        """A point of a curve."""
+        self._summary(step, scalar_pb(tag, value))
+
+    def text(self, tag: str, text: str) -> None:
+        """A text in Markdown."""
+        self._summary(0, text_pb(tag, text))
+
+    def hyperparameters(self, values: Mapping[str, Any], trial: str) -> None:
+        """A row of the HParams page."""
+        plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in values.items()}
+        self._summary(0, hparams.hparams_pb(plain, trial_id=trial))
+
+    def graph(self, model: keras.Model) -> None:
+        """The layers of a model, for the Graphs page."""
+        self._add(graph_def=_graph(model).SerializeToString())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _summary(self, step: int, summary: Any) -> None:
+        self._add(step=step, summary=summary_pb2.Summary.FromString(summary.SerializeToString()))
+
+    def _add(self, **event: Any) -> None:
+        self._records.write(event_pb2.Event(wall_time=time.time(), **event).SerializeToString())
+
+
+def _graph(model: keras.Model) -> graph_pb2.GraphDef:
+    """The layers of a model as a graph for TensorBoard's Graphs page."""
+    graph = graph_pb2.GraphDef()
+    previous: list[str] = []
+    for layer in model.layers:
+        node = graph.node.add(name=layer.name, op=type(layer).__name__)
+        inbound = [
+            parent.operation.name for edge in getattr(layer, "_inbound_nodes", []) for parent in edge.parent_nodes
+        ]
+        known = {n.name for n in graph.node}
+        node.input.extend(dict.fromkeys(p for p in inbound or previous if p in known and p != layer.name))
+        previous = [layer.name]
+    return graph

@@ -1,0 +1,96 @@
+"""Keras's own file of weights, written from values on the host."""
+
+import io
+import os
+import pathlib
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+from keras.src.backend.common import global_state
+from keras.src.saving import saving_lib
+
+from trainer.program import Program
+
+
+def write_weights(path: pathlib.Path, program: Program, values: dict[str, np.ndarray]) -> None:
+    """Writes what keras.Model.save_weights does, of these values, wherever the variables lie, and syncs it.
+
+    Raises:
+      OSError: the storage is full, or fails.
+    """
+    with _File(path) as file:
+        store = saving_lib.H5IOStore(file, mode="w")
+        # Keras makes an optimizer to see what attributes it has, which it may not in the scope; and looks for
+        # what it saw under another name than it keeps it by (3.15).
+        seen = saving_lib.get_attr_skipset("Optimizer")
+        global_state.set_global_attribute("saving_attr_skiplist_Optimizer", seen)
+        variables = program.variables
+        with keras.device("cpu"), keras.StatelessScope([(variables[name], value) for name, value in values.items()]):
+            saving_lib._save_state(program.model, store, None, "", set())
+        store.close()
+
+
+def arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """All arrays of a file by their place in it."""
+    found: dict[str, np.ndarray] = {}
+
+    def take(name: str, node: Any) -> None:
+        if isinstance(node, h5py.Dataset):
+            found[name] = np.asarray(node)
+
+    with h5py.File(path) as file:
+        file.visititems(take)
+    return found
+
+
+class _File(io.BytesIO):
+    """A file on the disk for HDF5, which does not raise but crash where a write fails: we raise at the end.
+
+    A BytesIO to Keras, which takes nothing else that is not a path.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        super().__init__()
+        self._file = io.FileIO(path, "w+")
+        self._error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        done = 0
+        while done < len(view) and not self._error:
+            try:
+                done += self._file.write(view[done:])
+            except OSError as error:
+                self._error = error
+        return len(view)
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return self._file.truncate(size)
+        except OSError as error:
+            self._error = self._error or error
+            return size or 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._file.read(-1 if size is None else size)
+
+    def readinto(self, buffer: Any) -> int:
+        return self._file.readinto(buffer)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def flush(self) -> None:
+        pass  # nothing is buffered here
+
+    def __exit__(self, *exception: Any) -> None:
+        if exception[0] is None and not self._error:
+            os.fsync(self._file.fileno())
+        self._file.close()
+        if self._error:
+            raise self._error
