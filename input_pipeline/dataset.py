@@ -1,12 +1,13 @@
 """A dataset as the run uses it: training, validation and evaluation sources, and the classes."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from input_pipeline import order
-from input_pipeline.source import Arrays, DataError, Example, Source, Subset, example_spec, fingerprint
+from input_pipeline.source import Arrays, DataError, Example, Source, Subset, adapted, example_spec, fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,12 +19,15 @@ class Dataset:
       evaluation: the test examples; None where a dataset has none.
       classes: number of classes where labels are integers; None otherwise.
       validation: what evaluations during the run use; None until `prepare` has set it.
+      augment: (examples, keys uint64 (batch,)) -> examples, in training only: a pure function, whose randomness is all
+        in the keys; an example has another key in each pass.
     """
 
     train: Source
     evaluation: Source | None = None
     classes: int | None = None
     validation: Source | None = None
+    augment: Callable[[Example, Any], Example] | None = None
 
     @property
     def spec(self) -> Example:
@@ -46,12 +50,12 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
     Raises:
       DataError: no or empty training examples, labels out of range, nothing to evaluate on.
     """
-    train, evaluation = getattr(loaded, "train", None), getattr(loaded, "evaluation", None)
+    train, evaluation = (adapted(getattr(loaded, name, None)) for name in ("train", "evaluation"))
     for name, source in (("train", train), ("evaluation", evaluation)):
         if source is None and name == "evaluation":
             continue
         if not isinstance(source, Source):
-            raise DataError(f"its {name!r} is {source!r}, which has no length and read(ids)")
+            raise DataError(f"its {name!r} is {source!r}, which has no length and neither read(ids) nor [id]")
         if not len(source):
             raise DataError(f"its {name!r} is empty (0 examples)")
     assert train is not None
@@ -68,7 +72,7 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
         if not len(kept) or not len(held_out):
             raise DataError(f"{validation_fraction} of {len(train)} examples leaves nothing on one side")
         train, validation = Subset(train, kept), Subset(train, held_out)
-    return Dataset(train, evaluation, classes, validation)
+    return Dataset(train, evaluation, classes, validation, getattr(loaded, "augment", None))
 
 
 def check_labels(labels: Any, classes: int, where: str, ids: Any) -> None:

@@ -8,7 +8,7 @@ resumes at, and a long block makes few large reads where single steps would make
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class Pipeline:
       shuffled: in the endless random order of training; else each example once, in order of its id,
         the last batch padded with examples of weight 0.
       prefetch: blocks read ahead.
+      augment: as in Dataset; while shuffled only.
     """
 
     source: Source
@@ -46,6 +47,7 @@ class Pipeline:
     classes: int | None = None
     shuffled: bool = True
     prefetch: int = 2
+    augment: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
         self.error: Exception | None = None  # what the source raised: tf.data hands on only its text
@@ -89,7 +91,10 @@ class Pipeline:
         if self.shuffled:
             for i, of_step in enumerate(ids):
                 self._fed[block * self.block + i] += order.checksum(of_step)
-        x, y, *weight = read(self.source, ids.ravel())
+        example = read(self.source, ids.ravel())
+        if self.augment and self.shuffled:
+            example = self.augment(example, order.fold(3, self.seed, position.ravel()))
+        x, y, *weight = example
         if self.classes is not None:
             for labels in flatten(y):
                 check_labels(labels, self.classes, "the source", ids.ravel())

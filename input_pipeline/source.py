@@ -70,6 +70,38 @@ class Subset:
         return self.source.read(self.ids[ids])
 
 
+class Items:
+    """What gives one example at a time, such as grain's and tfds' data sources.
+
+    Args:
+      items: has a length, and items[id] -> (x, y) or (x, y, weight).
+    """
+
+    def __init__(self, items: Any) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def read(self, ids: npt.NDArray[np.int64]) -> Example:
+        return _stacked([self._items[int(i)] for i in ids])
+
+
+def _stacked(examples: Sequence[Any]) -> Any:
+    first = examples[0]
+    if isinstance(first, dict):
+        return {name: _stacked([e[name] for e in examples]) for name in first}
+    if isinstance(first, tuple | list):
+        return tuple(_stacked([e[i] for e in examples]) for i in range(len(first)))
+    return np.stack([np.asarray(e) for e in examples])
+
+
+def adapted(given: Any) -> Any:
+    """A Source, if it is one or can be made one; else what was given."""
+    items = all(hasattr(given, name) for name in ("__len__", "__getitem__"))
+    return Items(given) if items and not isinstance(given, Source) else given
+
+
 class Spec(NamedTuple):
     """Shape (without the batch dim) and dtype of one array of an example."""
 

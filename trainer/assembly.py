@@ -54,6 +54,7 @@ class Assembly:
             self.dataset.classes,
             shuffled,
             self.config.prefetch,
+            self.dataset.augment,
         )
 
     def blocks(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:

@@ -59,24 +59,38 @@ def _lines(a: _Run, b: _Run) -> Iterator[str]:
         for key, what in (("ids", "other examples were fed"), ("learning_rate", "another learning rate")):
             if x.get(key) != y.get(key):
                 yield f"{where}: {what}: {x.get(key)}, {y.get(key)}"
-        for key in ("loss", *(k for k in x if k.startswith("val_") and k in y)):
-            if x[key] != y[key]:
-                part = abs(x[key] - y[key]) / max(abs(x[key]), 1e-30)
-                yield f"{where}: {key} {x[key]!r}, {y[key]!r}: {part:.1e} apart"
-                yield _worst(a, b, common)
-                return
+        differing = [key for key in x if key in y and key.startswith(("loss", "val_")) and x[key] != y[key]]
+        for key in differing[:1]:
+            yield f"{where}: {key} {x[key]!r}, {y[key]!r}: {_relative(x[key], y[key]):.1e} apart"
+        norms = list(_norms(x.get("gradient_norms", {}), y.get("gradient_norms", {})))
+        yield from (f"{where}: {text}" for text in norms)
+        if differing or norms:
+            yield _worst(a, b, common)
+            return
         last = step
     if not common:
         yield "no step is in both logs"
 
 
-def _worst(a: _Run, b: _Run, common: list[int]) -> str:
-    def apart(step: int) -> float:
-        x, y = a.lines[step]["loss"], b.lines[step]["loss"]
-        return abs(x - y) / max(abs(x), 1e-30)
+def _relative(x: float, y: float) -> float:
+    return abs(x - y) / max(abs(x), 1e-30)
 
-    step = max(common, key=apart)
-    return f"furthest apart in loss at step {step}: {apart(step):.1e}"
+
+def _norms(x: dict[str, float], y: dict[str, float]) -> Iterator[str]:
+    """The layers whose gradients differ in length: the first, and the furthest apart."""
+    apart = {layer: _relative(x[layer], y[layer]) for layer in x if layer in y and x[layer] != y[layer]}
+    if apart:
+        worst = max(apart, key=lambda layer: apart[layer])
+        yield (
+            f"gradients of {len(apart)} of {len(x)} layers differ in length, {next(iter(apart))} first; "
+            f"furthest apart {worst}: {x[worst]!r}, {y[worst]!r}: {apart[worst]:.1e}"
+        )
+
+
+def _worst(a: _Run, b: _Run, common: list[int]) -> str:
+    logged = [step for step in common if "loss" in a.lines[step] and "loss" in b.lines[step]]
+    step = max(logged, key=lambda step: _relative(a.lines[step]["loss"], b.lines[step]["loss"]))
+    return f"furthest apart in loss at step {step}: {_relative(a.lines[step]['loss'], b.lines[step]['loss']):.1e}"
 
 
 def _weights(a: _Run, b: _Run) -> Iterator[str]:

@@ -1,0 +1,50 @@
+"""arrays: .npy files, memory-mapped, or one .npz: x_train, y_train, x_test, y_test, as Keras names its own."""
+
+import pathlib
+import zipfile
+
+import numpy as np
+import numpy.typing as npt
+
+from input_pipeline.dataset import Dataset
+from input_pipeline.source import Arrays, DataError
+
+
+def load(data_dir: str, classes: int | None = None) -> Dataset:
+    """x_train, y_train and perhaps weight_train; and perhaps x_test, y_test, weight_test, each (examples, ...).
+
+    Args:
+      data_dir: a directory of .npy files, which stay on the disk, or an .npz file, which is read into memory.
+      classes: number of classes, if labels are integers and training does not show them all.
+
+    Raises:
+      DataError: a file is missing, damaged, or holds Python objects, which are never loaded.
+    """
+    path = pathlib.Path(data_dir).expanduser()
+    arrays = _of_npz(path) if path.is_file() else _of_directory(path)
+    if not {"x_train", "y_train"} <= arrays.keys():
+        raise DataError(f"{path} holds {', '.join(sorted(arrays)) or 'no arrays'}, and x_train and y_train are needed")
+    train, test = (
+        [arrays[f"{name}_{part}"] for name in ("x", "y", "weight") if f"{name}_{part}" in arrays]
+        for part in ("train", "test")
+    )
+    return Dataset(Arrays(*train), Arrays(*test) if len(test) > 1 else None, classes)
+
+
+def _of_directory(path: pathlib.Path) -> dict[str, npt.NDArray]:
+    return {file.stem: _read(file) for file in sorted(path.glob("*.npy"))}
+
+
+def _read(file: pathlib.Path) -> npt.NDArray:
+    try:
+        return np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} can't be read: {error}") from None
+
+
+def _of_npz(path: pathlib.Path) -> dict[str, npt.NDArray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} can't be read: {error}") from None

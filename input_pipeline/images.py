@@ -1,0 +1,169 @@
+"""images: a folder for each class, of JPEG, PNG or whatever else Pillow reads."""
+
+import pathlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
+
+from input_pipeline.dataset import Dataset
+from input_pipeline.order import fold
+from input_pipeline.source import DataError, Example
+
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp"}
+_MOST_PIXELS = 64_000_000  # of one image: a small file may declare more than memory holds
+Keys = npt.NDArray[np.uint64]
+
+
+class Images:
+    """Images of files, of one size.
+
+    Args:
+      paths: the files.
+      labels: int32 (files,).
+      size: (height, width): the middle of the image is cut out in that shape, and resized.
+      channels: 1 or 3.
+      skip_bad: how many files that can't be decoded get weight 0; one more, and it is an error.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[pathlib.Path],
+        labels: npt.NDArray[np.int32],
+        size: tuple[int, int],
+        channels: int = 3,
+        skip_bad: int = 0,
+    ) -> None:
+        self._paths, self._labels, self._size, self._skip_bad = paths, labels, size, skip_bad
+        self._channels = channels
+        self._bad: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def read(self, ids: npt.NDArray[np.int64]) -> Example:
+        images = np.zeros((len(ids), *self._size, self._channels), np.uint8)
+        weights = np.ones(len(ids), np.float32)
+        for row, i in enumerate(ids):
+            try:
+                images[row] = self._decoded(self._paths[i])
+            except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+                self._note(int(i), f"{self._paths[i]}: {error}")
+                weights[row] = 0
+        labels = self._labels[ids]
+        return (images, labels, weights) if self._skip_bad else (images, labels)
+
+    def _decoded(self, path: pathlib.Path) -> npt.NDArray[np.uint8]:
+        height, width = self._size
+        with Image.open(path) as image:
+            if image.width * image.height > _MOST_PIXELS:
+                raise ValueError(f"declares {image.width} x {image.height} pixels, and {_MOST_PIXELS:,} are the most")
+            image.draft("RGB" if self._channels == 3 else "L", (width, height))  # JPEG decodes to near that size
+            scale = min(image.width / width, image.height / height)
+            left, top = (image.width - width * scale) / 2, (image.height - height * scale) / 2
+            box = (left, top, left + width * scale, top + height * scale)
+            whole = image.convert("RGB" if self._channels == 3 else "L")
+            resized = whole.resize((width, height), Image.Resampling.BILINEAR, box)
+        return np.asarray(resized).reshape(height, width, self._channels)
+
+    def _note(self, number: int, words: str) -> None:
+        with self._lock:
+            new = number not in self._bad
+            self._bad[number] = words
+            bad = list(self._bad.values())
+        if len(bad) > self._skip_bad:
+            raise DataError(
+                f"{len(bad)} images can't be decoded, and {self._skip_bad} may be skipped (skip_bad): "
+                + "; ".join(bad[:5])
+            )
+        if new:
+            print(f"skipped, {len(bad)} of at most {self._skip_bad}: {words}", flush=True)
+
+
+def flip_and_shift(example: Example, keys: Keys, most: int) -> Example:
+    """Mirrors half of the images and moves each by up to `most` pixels, edges repeated.
+
+    Args:
+      example: x uint8 (batch, height, width, channels), and what goes with it, which stays.
+      keys: uint64 (batch,), all the randomness there is.
+      most: pixels.
+    """
+    x, *rest = example
+    height, width = x.shape[1:3]
+    down, right = ((fold(keys, salt) % np.uint64(2 * most + 1)).astype(np.int64)[:, None] - most for salt in (0, 1))
+    rows = np.clip(np.arange(height) + down, 0, height - 1)
+    columns = np.clip(np.arange(width) + right, 0, width - 1)
+    mirrored = (fold(keys, 2) & np.uint64(1)).astype(bool)
+    columns[mirrored] = columns[mirrored, ::-1]
+    return (x[np.arange(len(x))[:, None, None], rows[:, :, None], columns[:, None, :]], *rest)
+
+
+def load(
+    data_dir: str,
+    size: int | tuple[int, int] = 64,
+    channels: int = 3,
+    train: str = "",
+    evaluation: str = "",
+    held_out: int = 10,
+    shift: int = 0,
+    skip_bad: int = 0,
+) -> Dataset:
+    """data_dir/cat/1.jpg, data_dir/dog/2.png ...; or data_dir/train/cat/..., data_dir/test/cat/... .
+
+    Args:
+      data_dir: has a folder for each class, or for `train` and `evaluation`, which have them.
+      size: height and width in pixels.
+      channels: 3, or 1 for gray.
+      train, evaluation: folders of data_dir; by default train and test or validation, where they are there.
+      held_out: where there are none, one file in so many of each class is to evaluate on.
+      shift: while training, images are mirrored and moved by up to so many pixels; 0: they are not.
+      skip_bad: how many files that can't be decoded may be skipped.
+
+    Returns:
+      x uint8 (height, width, channels), y int32: the place of the class's folder in the alphabet.
+
+    Raises:
+      DataError: no folders, no images, or other classes to evaluate on.
+    """
+    root = pathlib.Path(data_dir).expanduser()
+    if not train and (root / "train").is_dir():
+        train = "train"
+        evaluation = evaluation or next((n for n in ("test", "validation", "val") if (root / n).is_dir()), "")
+    height, width = (size, size) if isinstance(size, int) else size
+    paths, labels, classes = _files(root / train)
+    if evaluation:
+        held_paths, held_labels, held_classes = _files(root / evaluation)
+        if held_classes != classes:
+            raise DataError(f"{root / evaluation} has the classes {held_classes}, {root / train} has {classes}")
+    else:
+        places = np.concatenate([np.arange(np.sum(labels == label)) for label in range(len(classes))])
+        held = places % held_out == held_out - 1
+        held_paths, held_labels = [p for p, h in zip(paths, held, strict=True) if h], labels[held]
+        paths, labels = [p for p, h in zip(paths, held, strict=True) if not h], labels[~held]
+
+    def source(paths: Sequence[pathlib.Path], labels: Any) -> Images | None:
+        return Images(paths, labels, (height, width), channels, skip_bad) if paths else None
+
+    found = source(paths, labels)
+    if found is None:
+        raise DataError(f"{root / train} has no image to train on")
+    augment = (lambda example, keys: flip_and_shift(example, keys, shift)) if shift else None
+    return Dataset(found, source(held_paths, held_labels), len(classes), augment=augment)
+
+
+def _files(root: pathlib.Path) -> tuple[list[pathlib.Path], npt.NDArray[np.int32], list[str]]:
+    """Files, their labels, and the names of the classes."""
+    classes = sorted(p.name for p in root.iterdir() if p.is_dir() and p.name[:1] != ".") if root.is_dir() else []
+    found = [
+        (p, i) for i, c in enumerate(classes) for p in sorted((root / c).rglob("*")) if p.suffix.lower() in _SUFFIXES
+    ]
+    if not found:
+        raise DataError(
+            f"{root} has no folder with images ({', '.join(sorted(_SUFFIXES))}); "
+            f"the working directory is {pathlib.Path.cwd()}"
+        )
+    return [p for p, _ in found], np.array([i for _, i in found], np.int32), classes

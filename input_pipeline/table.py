@@ -1,0 +1,66 @@
+"""table: rows of CSV or Parquet files; numbers as they are, words as the place of each among all."""
+
+import glob
+import pathlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from input_pipeline import order
+from input_pipeline.dataset import Dataset
+from input_pipeline.source import Arrays, DataError
+
+
+def load(data_dir: str, label: str, files: str = "*", columns: tuple[str, ...] = (), held_out: float = 0.1) -> Dataset:
+    """Needs pyarrow: pip install 'onecurve[table]'.
+
+    Args:
+      data_dir: directory of the files, .csv or .parquet.
+      label: the column that is y: integers or words are classes; floats a number to predict.
+      files: a glob in data_dir.
+      columns: those that are x; all others by default.
+      held_out: share of the rows to evaluate on, chosen by their place alone.
+
+    Returns:
+      x float32 (columns,), y int32 () or float32 (1,).
+
+    Raises:
+      DataError: no files, no such column, a missing value, pyarrow is not installed.
+    """
+    try:
+        from pyarrow import concat_tables, csv, parquet
+    except ImportError:
+        raise DataError("it needs pyarrow: pip install 'onecurve[table]'") from None
+    root = pathlib.Path(data_dir).expanduser()
+    paths = [root / p for p in sorted(glob.glob(files, root_dir=root)) if p.endswith((".csv", ".parquet"))]
+    if not paths:
+        raise DataError(f"no .csv or .parquet files match {files!r} in {root}")
+    try:
+        rows = concat_tables([(csv.read_csv if p.suffix == ".csv" else parquet.read_table)(p) for p in paths])
+    except (OSError, ValueError) as error:
+        raise DataError(f"{paths[0]} and so on can't be read: {error}") from None
+    for name in (label, *columns):
+        if name not in rows.column_names:
+            raise DataError(f"there is no column {name!r}; there are {', '.join(rows.column_names)}")
+    y, classes = _column(rows, label)
+    x = np.column_stack([_column(rows, n)[0] for n in columns or rows.column_names if n != label]).astype(np.float32)
+    if classes is None:
+        y = y.astype(np.float32)[:, None]
+    kept, held = order.split(len(y), held_out)
+    return Dataset(Arrays(x[kept], y[kept]), Arrays(x[held], y[held]) if len(held) else None, classes)
+
+
+def _column(rows: Any, name: str) -> tuple[npt.NDArray[Any], int | None]:
+    """Values of a column, and the number of classes if it has some."""
+    column = rows[name]
+    if column.null_count:
+        missing = int(np.argmax(column.is_null().to_numpy()))
+        raise DataError(f"column {name!r} has no value in row {missing}, and {column.null_count - 1} more")
+    values = column.to_numpy()
+    if values.dtype.kind in "OUSb":
+        words, values = np.unique(values.astype(str), return_inverse=True)
+        return values.astype(np.int32), len(words)
+    if values.dtype.kind in "iu":
+        return values.astype(np.int32), int(values.max()) + 1
+    return values, None

@@ -1,0 +1,228 @@
+"""Datasets of files, each on real bytes; and what comes of damaged ones."""
+
+import json
+import struct
+import time
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from input_pipeline import arrays, digits, images, mixture, records, table
+from input_pipeline.dataset import prepare
+from input_pipeline.source import DataError, example_spec
+from tests.running import summary, trainer
+
+DATA = digits.load()
+X, Y = DATA.train.arrays
+FEATURES = {"image": ("uint8", (8, 8, 1)), "label": ("int32", ())}
+FLAGS = ("--model=convnet", "--steps=40", "--evaluate_every=never")
+
+
+def test_arrays_in_files(tmp_path):
+    for name, (x, y) in {"train": DATA.train.arrays, "test": DATA.evaluation.arrays}.items():
+        np.save(tmp_path / f"x_{name}.npy", x)
+        np.save(tmp_path / f"y_{name}.npy", y)
+    np.savez(tmp_path / "all.npz", x_train=X, y_train=Y)
+    for data in (arrays.load(str(tmp_path)), arrays.load(str(tmp_path / "all.npz"))):
+        ids = np.array([5, 0, 5])
+        assert (data.train.read(ids)[0] == X[ids]).all() and (data.train.read(ids)[1] == Y[ids]).all()
+    assert arrays.load(str(tmp_path)).evaluation is not None
+    assert isinstance(arrays.load(str(tmp_path)).train.arrays[0], np.memmap)  # it need not fit the memory
+    of_files = trainer("--dataset=arrays", f"--data_dir={tmp_path}", *FLAGS, f"--run_dir={tmp_path / 'a'}")
+    trainer("--dataset=digits", *FLAGS, f"--run_dir={tmp_path / 'b'}")
+    assert "1,437 to train on, 360 to test on" in of_files.stdout
+    assert summary(tmp_path / "a")["weights_sha256"] == summary(tmp_path / "b")["weights_sha256"]
+
+
+def test_arrays_of_objects_and_cut_files_are_refused(tmp_path):
+    np.save(tmp_path / "x_train.npy", np.array([print, None], object), allow_pickle=True)
+    with pytest.raises(DataError, match=r"x_train\.npy can't be read"):
+        arrays.load(str(tmp_path))
+    np.savez(tmp_path / "cut.npz", x_train=X, y_train=Y)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "cut.npz").read_bytes()[:-1000])
+    with pytest.raises(DataError, match=r"cut\.npz can't be read"):
+        arrays.load(str(tmp_path / "cut.npz"))
+
+
+@pytest.fixture(scope="module")
+def tf_records(tmp_path_factory):
+    """The digits as tf.train.Examples in three files, written by TensorFlow."""
+    import tensorflow as tf
+
+    root = tmp_path_factory.mktemp("records")
+    for part, (x, y) in {"train-0": (X[:700], Y[:700]), "train-1": (X[700:], Y[700:]), "test": (X[:9], Y[:9])}.items():
+        with tf.io.TFRecordWriter(str(root / f"{part}.tfrecord")) as writer:
+            for image, label in zip(x, y, strict=True):
+                feature = {
+                    "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image.tobytes()])),
+                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+                }
+                writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    return root
+
+
+def test_records_of_tensorflow(tf_records):
+    ids = np.random.default_rng(0).permutation(len(X))[:200]
+    for _ in range(2):  # the second time by the index that was kept
+        data = records.load(str(tf_records), FEATURES, "label", classes=10)
+        x, y = data.train.read(ids)
+        assert len(data.train) == 1437 and (x == X[ids]).all() and (y == Y[ids]).all()
+        assert len(data.evaluation) == 9
+    assert json.loads((tf_records / ".train-0.tfrecord.index.json").read_text())["bad"] == []
+
+
+def test_every_damage_of_a_record_is_found(tf_records, tmp_path):
+    """Two records, each byte flipped, and cut at each byte."""
+    whole = (tf_records / "train-0.tfrecord").read_bytes()
+    size = 2 * (16 + struct.unpack("<Q", whole[:8])[0])
+    path = tmp_path / "train.tfrecord"
+    for offset in range(size):
+        path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 : size])
+        assert records._scan(path)[1], offset
+    for offset in range(1, size):
+        path.write_bytes(whole[:offset])
+        found, damaged = records._scan(path)
+        assert damaged or (offset == size // 2 and len(found) == 1), offset
+
+
+def test_damaged_records_are_told_or_left_out(tf_records, tmp_path):
+    content = bytearray((tf_records / "train-0.tfrecord").read_bytes())
+    content[50] ^= 1
+    (tmp_path / "train.tfrecord").write_bytes(content)
+    spec = f"records(features={FEATURES!r},label='label',classes=10,skip_bad=%d)"
+    flags = (*FLAGS, f"--data_dir={tmp_path}")
+    told = trainer(f"--dataset={spec % 0}", *flags, f"--run_dir={tmp_path / 'run'}", code=2).stderr
+    assert "train.tfrecord at byte 0: a damaged record" in told and "skip_bad" in told
+    left_out = trainer(f"--dataset={spec % 1}", *flags, f"--run_dir={tmp_path / 'run'}").stdout
+    assert "1 damaged records are left out" in left_out and "699 to train on" in left_out
+
+
+def test_no_records(tmp_path):
+    with pytest.raises(DataError, match="no files match 'train\\*'"):
+        records.load(str(tmp_path), FEATURES, "label")
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A hundred digits of each of three classes as PNG and JPEG."""
+    for label in range(3):
+        folder = tmp_path / "images" / ["nought", "one", "two"][label]
+        folder.mkdir(parents=True)
+        for i, image in enumerate(X[label == Y][:100]):
+            large = Image.fromarray(image[..., 0]).resize((32, 32), Image.Resampling.NEAREST)
+            large.save(folder / f"{i:03d}.{'png' if i % 2 else 'jpg'}")
+    return tmp_path / "images"
+
+
+def test_images_in_folders(folders, tmp_path):
+    data = images.load(str(folders), size=8, channels=1)
+    assert (len(data.train), len(data.evaluation), data.classes) == (270, 30, 3)
+    first = images.Images([folders / "one" / "001.png"], np.zeros(1, np.int32), (32, 32), 1).read(np.array([0]))[0][0]
+    assert (first[::4, ::4] == X[Y == 1][1]).all()
+    data = ("--dataset=images(size=16,shift=1)", f"--data_dir={folders}", "--cache=memory")
+    flags = (*data, "--model=convnet", "--epochs=40", "--learning_rate=0.003", "--evaluate_every=never")
+    trainer(*flags, f"--run_dir={tmp_path / 'one'}", "--replicas=2")
+    assert summary(tmp_path / "one")["final"]["test_accuracy"] > 0.7
+    trainer(*flags, f"--run_dir={tmp_path / 'two'}", "--strategy=mirrored", "--devices=2")
+    assert summary(tmp_path / "one")["weights_sha256"] == summary(tmp_path / "two")["weights_sha256"]
+
+
+def huge(width: int = 100_000) -> bytes:
+    """A PNG that declares more pixels than memory holds."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, width, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+
+
+@pytest.mark.parametrize("damage", ["cut", "huge", "empty", "text"])
+def test_damaged_images_are_told_or_skipped(damage, folders, tmp_path):
+    path = folders / "two" / "007.png"
+    content = {"cut": path.read_bytes()[:60], "huge": huge(), "empty": b"", "text": b"not an image"}[damage]
+    path.write_bytes(content)
+    source = images.load(str(folders), size=8).train
+    begin = time.monotonic()
+    with pytest.raises(DataError, match=r"1 images can't be decoded.*007\.png"):
+        source.read(np.arange(len(source)))
+    assert time.monotonic() - begin < 10
+    x, _, weights = images.load(str(folders), size=8, skip_bad=1).train.read(np.arange(270))
+    assert weights.sum() == 269 and not x[weights == 0].any()
+    flags = (f"--data_dir={folders}", "--model=convnet", "--epochs=1")
+    if damage == "cut":
+        assert "007.png" in trainer("--dataset=images(size=8)", *flags, f"--run_dir={tmp_path / 'a'}", code=2).stderr
+        out = trainer("--dataset=images(size=8,skip_bad=1)", *flags, f"--run_dir={tmp_path / 'b'}").stdout
+        assert "skipped, 1 of at most 1" in out and "007.png" in out
+
+
+def test_folders_without_images(tmp_path):
+    with pytest.raises(DataError, match="has no folder with images"):
+        images.load(str(tmp_path))
+
+
+def test_randomness_of_augmentation_is_in_the_keys():
+    keys = np.arange(50, dtype=np.uint64)
+    batch = (X[:50], Y[:50])
+    once, again = (images.flip_and_shift(batch, keys, 2) for _ in range(2))
+    assert (once[0] == again[0]).all() and (once[1] == Y[:50]).all()
+    assert (images.flip_and_shift(batch, keys + np.uint64(50), 2)[0] != once[0]).any()
+    # One example's randomness is its own key's, whatever batch it is in.
+    assert (images.flip_and_shift((X[7:8], Y[7:8]), keys[7:8], 2)[0] == once[0][7:8]).all()
+    assert (images.flip_and_shift(batch, keys, 0)[0][:, :, ::-1] == X[:50]).all(axis=(1, 2, 3)).any()
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_rows_of_a_table(kind, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import csv, parquet
+
+    n = 1000
+    a, b = np.random.default_rng(0).normal(size=(2, n))
+    names = np.where(a + b > 0, "yes", "no")
+    rows = pyarrow.table({"a": a, "b": b, "kind": np.arange(n) % 3, "answer": names})
+    (csv.write_csv if kind == "csv" else parquet.write_table)(rows, tmp_path / f"rows.{kind}")
+    data = table.load(str(tmp_path), label="answer")
+    assert data.classes == 2 and example_spec(data.train)[0].shape == (3,) and len(data.train) == 900
+    flags = (f"--data_dir={tmp_path}", "--model=mlp", "--epochs=20", "--learning_rate=0.01")
+    trainer("--dataset=table(label='answer')", *flags, f"--run_dir={tmp_path / 'run'}")
+    assert summary(tmp_path / "run")["final"]["test_accuracy"] > 0.7
+    with pytest.raises(DataError, match="there is no column 'question'"):
+        table.load(str(tmp_path), label="question")
+
+
+def test_a_missing_value_is_told(tmp_path):
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n3,\n")
+    with pytest.raises(DataError, match="column 'b' has no value in row 1"):
+        table.load(str(tmp_path), label="b")
+
+
+def test_a_mixture_keeps_its_shares():
+    small = {"synthetic": {"examples": 100}}
+    data = mixture.load({"digits": 3, "synthetic": 1}, small)
+    x, y = data.train.read(np.arange(len(data.train)))
+    assert len(data.train) == 1437 + 479 and (x[:1437] == X).all()
+    assert (x[1437 : 1437 + 100] == x[1537:1637]).all()  # 100 examples stand for 479
+    assert data.classes == 10 and len(y) == len(x)
+    with pytest.raises(DataError, match="shares must be positive"):
+        mixture.load({"digits": 0})
+
+
+def test_what_gives_one_example_at_a_time_is_a_source():
+    class Given:
+        train = [(x, y) for x, y in zip(X[:100], Y[:100], strict=True)]
+        classes = 10
+
+    data = prepare(Given, 0.0)
+    assert (data.train.read(np.array([3, 1]))[0] == X[[3, 1]]).all()
+
+
+@pytest.mark.parametrize("examples", [1, 63, 64, 65])
+def test_fewer_examples_than_a_batch(examples, tmp_path):
+    """A batch runs on into the next pass; each example still counts once in an evaluation."""
+    data = f"--dataset=synthetic(examples={examples},evaluation_examples={examples})"
+    trainer(data, "--model=mlp", "--steps=3", "--log_every=1", f"--run_dir={tmp_path}")
+    assert summary(tmp_path)["step"] == 3
+    assert "each example exactly once" in trainer("audit", f"--run_dir={tmp_path}").stdout
