@@ -28,8 +28,11 @@ import time
 from collections.abc import Sequence
 from typing import IO
 
+from launch.autopsy import Standstill, kills_for_memory, lack_of_memory
+
 FINAL = (0, 2, 66, 76, 78)  # done; or what another start would meet again: trainer/errors.py
 USER_ERROR = 2
+MOST_STARVED = 2  # times that a group is killed for lack of memory before it is given up
 GRACE = 4.0  # seconds that the others have to end by themselves once one has failed
 PARTING = 30.0  # seconds that they have once the chief, who leaves last, is done
 _LIBC = ctypes.CDLL(None)
@@ -54,10 +57,20 @@ def main(argv: Sequence[str]) -> int:
     logs.mkdir(parents=True, exist_ok=True)
     signals = _Signals()
     size, restarts = 0, 0  # size: place in `sizes`
+    directory = _flag(flags, "run_dir")
+    standstill, starved = Standstill(pathlib.Path(directory, "checkpoints") if directory else None), 0
     while True:
+        before = kills_for_memory()
         group = Group(sizes[size], arguments.servers, flags, logs, arguments.restarts - restarts)
         code = group.wait(signals)
         restarts += group.replaced
+        if code == -signal.SIGKILL and kills_for_memory() > before:
+            starved += 1
+            print(f"launch: {lack_of_memory()}", flush=True)
+        if starved == MOST_STARVED or (code not in (0, 75) and standstill.ended() and restarts < arguments.restarts):
+            why = "as it is, it will not fit" if starved == MOST_STARVED else "several starts saved no further step"
+            print(f"launch: exit code {code}; not started again: {why}", flush=True)
+            return code if code >= 0 else 128 - code
         if signals.grow:
             signals.grow, size, pause = False, 0, 0.0
         elif signals.stop or restarts == arguments.restarts or code in FINAL:

@@ -4,14 +4,28 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import signal
+import subprocess
 import sys
 import time
 
 import pytest
 
+from tests.conftest import need
 from tests.lab import lab
-from tests.running import alive, children, finished, launch, start, summary, trainer, wait_for_checkpoint
+from tests.running import (
+    REPOSITORY,
+    alive,
+    children,
+    environment,
+    finished,
+    launch,
+    start,
+    summary,
+    trainer,
+    wait_for_checkpoint,
+)
 from trainer.connection import listen
 
 STRATEGY = {"tensorflow": "multi_worker_mirrored", "jax": "device_mesh"}
@@ -76,11 +90,11 @@ def test_a_process_that_raises_ends_the_group_and_a_restart_goes_on(backend, who
 
 @pytest.mark.parametrize("backend", ["jax", pytest.param("tensorflow", marks=long)])
 def test_a_stuck_process_is_noticed_by_its_lack_of_progress(backend, tmp_path):
-    flags = (*FLAGS, "--save_every=20", "--steps=100", "--hang_after=6s")
+    flags = (*FLAGS, "--save_every=20", "--steps=100", "--hang_after=15s")
     stuck = f"--callbacks=tests.faulty:Fail(step=50,once={str(tmp_path / 'once')!r},stuck=True)"
     process = launch(f"--strategy={STRATEGY[backend]}", *flags, stuck, f"--run_dir={tmp_path / 'run'}")
     out = finished(process, code=70)
-    assert "no progress for 6s" in out and re.search(r"process 1 (failed first, )?at step 5\d, in callbacks", out)
+    assert "no progress for 15s" in out and re.search(r"process 1 (failed first, )?at step 5\d, in callbacks", out)
     assert "time.sleep(3600)" in out or "in on_train_batch_end" in out  # the stack of the culprit
 
 
@@ -186,6 +200,46 @@ def test_a_parameter_server_s_chief_goes_on_from_its_checkpoint(tmp_path):
     out = finished(process)
     assert "restored from" in out
     assert summary(run)["step"] == 300 and summary(run)["final"]["test_accuracy"] > 0.9
+
+
+def test_a_run_that_gets_no_further_is_not_started_for_ever(tmp_path):
+    """It fails at step 10, before the next save: of ten restarts three are enough."""
+    flags = (*FLAGS, "--save_every=20", "--steps=40", "--callbacks=tests.faulty:Always(step=10)")
+    process = launch(*flags, f"--run_dir={tmp_path / 'run'}", processes=1, restarts=10)
+    out = finished(process, code=1)
+    assert out.count("RuntimeError: the planted fault") == 4 and "several starts saved no further step" in out
+
+
+@pytest.fixture
+def small_memory():
+    """A container of 2.5 GB."""
+    parent = pathlib.Path("/sys/fs/cgroup/memory")
+    second = not parent.exists()
+    group = (pathlib.Path("/sys/fs/cgroup") if second else parent) / f"onecurve{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / ("memory.max" if second else "memory.limit_in_bytes")).write_text(str(2_500_000_000))
+    except OSError as error:
+        need(False, f"no container can be made: {error}")
+    yield group
+    group.rmdir()
+
+
+def test_a_run_that_the_system_kills_for_lack_of_memory(small_memory, tmp_path):
+    """The cause is told, and a run that will not fit is not started again and again. Before it, the run warns."""
+    flags = (*FLAGS, "--save_every=5", "--steps=40", "--callbacks=tests.faulty:Greedy(step=10)")
+    command = f"echo $$ > {small_memory}/cgroup.procs; exec {sys.executable} -m launch.local --processes=1 --restarts=9"
+    process = subprocess.Popen(
+        ["sh", "-c", " ".join([command, "--", *map(shlex.quote, flags), f"--run_dir={tmp_path / 'run'}"])],
+        cwd=REPOSITORY,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    out = finished(process, code=128 + signal.SIGKILL)
+    assert out.count("the system killed it for lack of memory; the largest process held") == 2
+    assert "not started again: as it is, it will not fit" in out
 
 
 def test_a_process_that_does_not_come_is_named(tmp_path):

@@ -22,3 +22,27 @@ class Fail(keras.callbacks.Callback):
             if self._stuck:
                 time.sleep(3600)
             raise RuntimeError("the planted fault")
+
+
+class Always(keras.callbacks.Callback):
+    """Fails at a logged step, in every start."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self._step = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch + 1 >= self._step:
+            raise RuntimeError("the planted fault")
+
+
+class Greedy(keras.callbacks.Callback):
+    """Takes memory without end from a logged step on."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self._step, self._taken = step, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        while batch + 1 >= self._step:
+            self._taken.append(b"x" * 2**24)

@@ -1,6 +1,7 @@
 """The verbs that prove a run after the fact: audit, checkpoints, diff, drill; and that they can fail."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -83,6 +84,7 @@ def test_diff_names_where_two_runs_part(run, tmp_path):
     assert "definition: --seed: 0, 1" in ran.stdout and "step 1: other examples were fed" in ran.stdout
     ran = trainer("diff", str(a), str(c), code=1)
     assert "another learning rate" in ran.stdout and "step 2: loss" in ran.stdout and "weights of step 3" in ran.stdout
+    assert re.search(r"step 2: gradients of \d of \d layers differ in length, dense/\w+ first", ran.stdout)
     assert "two runs" in trainer("diff", str(a), code=2).stderr
 
 

@@ -44,6 +44,7 @@ class Peers:
 
     def __init__(self, cluster: Cluster = ALONE, patience: float = float("inf")) -> None:
         self.cluster, self._patience = cluster, patience
+        self._stderr = open(os.dup(2), "w")  # while frameworks are imported, the usual one is held back
         self.step = 0
         self._raised = ""  # what the backend raised here, perhaps for another's fault
         self._doing, self._since, self._limit = "starting", time.monotonic(), _STARTING
@@ -125,7 +126,7 @@ class Peers:
     def _arm(self) -> None:
         """Should a call into a framework hold Python's lock, our threads could do nothing. This can: it ends us."""
         if self._peers:
-            faulthandler.dump_traceback_later(self._limit + 2 * _BEAT, exit=True)
+            faulthandler.dump_traceback_later(self._limit + 2 * _BEAT, exit=True, file=self._stderr)
 
     def _watch(self) -> None:
         woke = time.monotonic()
@@ -180,5 +181,5 @@ class Peers:
         if code != USER_ERROR:
             lines += [stack.rstrip()]
             lines += ["The same command, in all processes, continues the run from its last checkpoint."]
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        print("\n".join(lines), file=self._stderr, flush=True)
         os._exit(code if code in (USER_ERROR, HUNG) else PEER_LOST)
