@@ -6,6 +6,7 @@ import pathlib
 import time
 
 import keras
+import numpy as np
 
 
 class Fail(keras.callbacks.Callback):
@@ -46,3 +47,32 @@ class Greedy(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         while batch + 1 >= self._step:
             self._taken.append(b"x" * 2**24)
+
+
+class Flip(keras.callbacks.Callback):
+    """Flips the lowest bit of one weight in the copy of the last device, at a logged step, in the first start."""
+
+    def __init__(self, step: int, once: str) -> None:
+        super().__init__()
+        self._step, self._once = step, pathlib.Path(once)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch + 1 != self._step or self._once.exists():
+            return
+        self._once.touch()
+        variable = self.model.trainable_variables[0].value
+        if keras.config.backend() == "tensorflow":
+            copy = variable.values[-1]
+            copy.assign(_flipped(copy.numpy()))
+            return
+        import jax
+
+        copies = [shard.data for shard in variable.addressable_shards]
+        copies[-1] = jax.device_put(_flipped(np.array(copies[-1])), copies[-1].device)
+        changed = jax.make_array_from_single_device_arrays(variable.shape, variable.sharding, copies)
+        self.model.trainable_variables[0]._value = changed
+
+
+def _flipped(values: np.ndarray) -> np.ndarray:
+    values.reshape(-1).view(np.uint32)[-1] ^= 1
+    return values

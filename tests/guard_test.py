@@ -96,3 +96,18 @@ def test_a_deadline_that_is_none_is_told_and_ignored(tmp_path):
     (tmp_path / "deadline").write_text("tomorrow")
     ran = trainer(*FLAGS[:4], "--steps=50", f"--run_dir={tmp_path}")
     assert ran.stderr.count("'tomorrow', which is no time: it is ignored") == 1
+
+
+@pytest.mark.parametrize("backend", STRATEGY)
+def test_a_bit_that_flips_on_one_device_is_noticed(backend, tmp_path):
+    """At the next save; and the next start goes on from the checkpoint before it."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    flags = ("--model=dense", "--steps=60", "--save_every=10", "--log_every=5", "--evaluate_every=never")
+    flags = (*flags, f"--strategy={STRATEGY[backend]}", "--devices=2")
+    flip = f"--callbacks=tests.faulty:Flip(step=25,once={str(tmp_path / 'once')!r})"
+    ran = trainer(*flags, flip, f"--run_dir={run}", code=71)
+    assert "after step 30 the variables on device 1 of process 0 are not those on device 0" in ran.stderr
+    assert "the last good checkpoint, of step 20, is kept" in ran.stderr
+    trainer(*flags, flip, f"--run_dir={run}")
+    trainer(*flags, f"--run_dir={whole}")
+    assert summary(run)["weights_sha256"] == summary(whole)["weights_sha256"]

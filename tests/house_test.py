@@ -47,6 +47,7 @@ FLOORS = {
     "trainer.reporting": 2,
     "trainer.strategies": 3,
     "trainer.assembly": 3,
+    "trainer.copies": 3,
     "trainer.printout": 4,
     "trainer.train": 4,
     "trainer.training": 4,

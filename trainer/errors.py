@@ -5,6 +5,7 @@ USER_ERROR = 2
 PREEMPTED = 75  # told to stop; state saved; start again to continue
 PEER_LOST = 69  # another process of the run failed or went away; start again to continue
 HUNG = 70  # nothing moved for too long; start again to continue
+DIVERGED = 71  # copies of the variables that must be one are not; start again from the last checkpoint
 STORAGE = 73  # the run directory can't be written
 BUSY = 76  # another process owns the run directory
 

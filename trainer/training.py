@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from trainer import callbacks as keras_callbacks
-from trainer import host_memory, printout
+from trainer import copies, host_memory, printout
 from trainer.assembly import Assembly
 from trainer.clock import Clock, Interval
 from trainer.errors import UserError
@@ -216,6 +216,8 @@ class Training:
         return (self._ids_before + sum({first: ids for first, ids in gathered}.values())) % 2**64
 
     def _save(self, evaluation: dict[str, float], due: bool) -> None:
+        if due:
+            copies.compare(self.parts, self.step, self._recovery)
         remembered = keras_callbacks.state(self._callbacks)
         progress = Progress(self._totals, self._fed(), remembered, self._guard.memory, self.stopped)
         before = self._ledger.seconds.get("save", 0.0)

@@ -78,6 +78,10 @@ class Strategy(abc.ABC):
     def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
         """Adds `count` evaluation steps of a block to the totals; changes no variable."""
 
+    def checksums(self) -> list[int]:
+        """A number for each local device's copy of all variables, equal if the copies are; [] where each has one."""
+        return []
+
     def close(self) -> None:  # noqa: B027
         """Leaves the cluster, in step with its other processes. Nothing is computed afterwards."""
 

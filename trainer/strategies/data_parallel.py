@@ -112,9 +112,9 @@ class ExactLoop:
             batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
             self._sums = jax.eval_shape(self._leaf, values, batch)
         if self._block is not block:
-            self._block, self._parts, self._batches = block, _per_device(block), {}
+            self._block, self._parts, self._batches = block, per_device(block), {}
         whole = NamedSharding(self._mesh, _REPLICATED)
-        on_devices = list(zip(_per_device(values), _per_device(placed(totals, whole)), strict=True))
+        on_devices = list(zip(per_device(values), per_device(placed(totals, whole)), strict=True))
         for i in range(count):
             local = [
                 self._local_sums(values, batches)
@@ -162,7 +162,7 @@ class ExactLoop:
         self._settle(nodes)
         local = NamedSharding(self._mesh, _BY_DEVICE)
         joined = [_joined(local, [of_device[j] for of_device in nodes]) for j in range(self._local_nodes)]
-        return _per_device(self._sum_over_devices(joined))
+        return per_device(self._sum_over_devices(joined))
 
     @functools.cached_property
     def _sum_over_devices(self) -> Any:
@@ -226,7 +226,7 @@ def _unstack(block: Block, start: int) -> list[list[Batch]]:
     return [[_at(few, i, r) for r in range(replicas)] for i in range(min(steps, _UNSTACKED))]
 
 
-def _per_device(tree: Any) -> list[Any]:
+def per_device(tree: Any) -> list[Any]:
     """Each device's own part of global arrays, as arrays of that device."""
     leaves, structure = jax.tree.flatten(tree)
     parts = zip(*([shard.data for shard in leaf.addressable_shards] for leaf in leaves), strict=True)

@@ -20,8 +20,8 @@ from trainer.program import Program
 from trainer.step import mean_gradients, mean_state
 from trainer.strategies import jax_devices
 from trainer.strategies.base import Block, Strategy
-from trainer.strategies.data_parallel import ExactLoop, FastLoop, placed
-from trainer.strategies.host_values import Gathering, assign, own_pieces
+from trainer.strategies.data_parallel import ExactLoop, FastLoop, per_device, placed
+from trainer.strategies.host_values import Gathering, assign, own_pieces, sum_bits
 from trainer.strategies.sharded import Forward, Placing, ShardedLoop, layout_of, over_replicas
 from trainer.sums import Sums, Totals, Values
 
@@ -119,8 +119,7 @@ class DeviceMesh(Strategy):
         program.assign = lambda variable, read: assign(variable, self.sharding(variable), read)
         if self.layout.shards and self.cluster.size > 1:
             program.own_pieces = own_pieces
-        # Virtual devices are there to show that the devices don't matter, and lose no fast interconnect.
-        self._exact |= self._on_cpu and program.replicas > 1
+        self._exact |= self._on_cpu and program.replicas > 1  # virtual devices lose no fast interconnect
         self._loops: dict[bool, ExactLoop | FastLoop | ShardedLoop] = {}
 
     def sharding(self, variable: keras.Variable) -> NamedSharding:
@@ -169,9 +168,12 @@ class DeviceMesh(Strategy):
         return totals
 
     def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
-        loop = self.loop(False, block)
         with self._placing.scope():
-            return loop(self._values(), block, 0, count, 0, totals)[1]
+            return self.loop(False, block)(self._values(), block, 0, count, 0, totals)[1]
+
+    def checksums(self) -> list[int]:
+        copies = [] if self._sharded or self.devices == 1 else per_device(self._values())
+        return [int(sum_bits(values)) for values in copies]
 
     def close(self) -> None:
         if self.cluster.size > 1:
@@ -236,14 +238,13 @@ class DeviceMesh(Strategy):
             values.optimizer, mean_gradients(sums, values.trainable), values.trainable
         )
         new = Values(trainable, mean_state(sums, values.state, self._program.replicas), optimizer)
-        if not self._program.objective.skips:
-            return new
-        healthy = self._program.objective.outcome(sums).healthy
-        kept = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, values)
-        for i, variable in enumerate(self._variables.optimizer):
-            if variable is self._program.optimizer.iterations:  # steps count, skipped or not
-                kept.optimizer[i] = optimizer[i]
-        return kept
+        if self._program.objective.skips:
+            healthy = self._program.objective.outcome(sums).healthy
+            new = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, values)
+            for i, variable in enumerate(self._variables.optimizer):
+                if variable is self._program.optimizer.iterations:  # steps count, skipped or not
+                    new.optimizer[i] = optimizer[i]
+        return new
 
     def _tally(self, totals: Totals, sums: Sums, step: Any) -> Totals:
         return self._program.objective.add(totals, self._program.objective.outcome(sums), step)

@@ -1,13 +1,16 @@
 """Variables on a JAX mesh, to and from the host: whole, or what lies on this process's devices."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from trainer.shards import Index, Piece
+from trainer.sums import Values
 
 
 class Gathering:
@@ -43,3 +46,10 @@ def own_pieces(variable: keras.Variable) -> list[Piece]:
         for shard in variable.value.addressable_shards
         if shard.replica_id == 0
     ]
+
+
+@jax.jit
+def sum_bits(values: Values) -> Any:
+    """uint32 (): the sum of the bits of all values, as integers of 32 bits, which wraps around."""
+    floats = [value.astype(jnp.float32) for value in jax.tree.leaves(values)]
+    return sum(jnp.sum(jax.lax.bitcast_convert_type(value, jnp.uint32), dtype=jnp.uint32) for value in floats)

@@ -5,7 +5,7 @@ tf.function, so the host is not asked between steps.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from trainer.cluster import ALONE, Cluster
 from trainer.program import Program
 from trainer.step import mean_gradients, mean_state
 from trainer.strategies.base import Block, Strategy
+from trainer.strategies.tf_sums import add, add_in_tree_order, add_over_processes, assign, at, repeat, sum_of_leaves
 from trainer.sums import Outcome, Sums, Totals
 from trainer.tree import Tree
 
@@ -62,6 +63,7 @@ class TFDistribute(Strategy):
         # No AutoGraph: the loops are written out, and errors of the model's keep their own type.
         self._train = tf.function(self._train_steps, reduce_retracing=True, autograph=False)
         self._evaluate = tf.function(self._evaluate_steps, reduce_retracing=True, autograph=False)
+        self._sum_bits = tf.function(lambda: self._strategy.run(self._bits), autograph=False)
 
     def feed(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
         # One element per device in turn; tf.distribute hands each device its own and prefetches to it.
@@ -72,6 +74,11 @@ class TFDistribute(Strategy):
 
     def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
         return self._evaluate(block, np.int32(count), totals)
+
+    def checksums(self) -> list[int]:
+        if self.devices == 1:
+            return []
+        return [int(number) for number in self._strategy.experimental_local_results(self._sum_bits())]
 
     def trace(self, directory: str, start: bool) -> None:
         if start:
@@ -84,20 +91,25 @@ class TFDistribute(Strategy):
             outcome = self._first_device(self._strategy.run(self._train_step, (block, first + i)))
             return i + 1, self._objective.add(totals, outcome, step + i)
 
-        return _repeat(count, one, totals)
+        return repeat(count, one, totals)
 
     def _evaluate_steps(self, block: Block, count: Any, totals: Totals) -> Totals:
         def one(i: Any, totals: Totals) -> tuple[Any, Totals]:
             outcome = self._first_device(self._strategy.run(self._evaluate_step, (block, i)))
             return i + 1, self._objective.add(totals, outcome, i)
 
-        return _repeat(count, one, totals)
+        return repeat(count, one, totals)
 
     def _first_device(self, per_device: Any) -> Outcome:
         """The outcome is of complete sums, hence the same, on every device."""
         return tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], per_device)
 
     # What follows runs on one device.
+
+    def _bits(self) -> Any:
+        """The sum of the bits of all variables, as integers of 32 bits, which wraps around."""
+        values = [tf.cast(tf.convert_to_tensor(v), tf.float32) for v in self._program.variables.values()]
+        return tf.add_n([tf.reduce_sum(tf.bitcast(value, tf.int32)) for value in values])
 
     def _train_step(self, block: Block, i: Any) -> Outcome:
         sums = self._sum_over_devices(self._local_sums(block, i, training=True))
@@ -106,11 +118,11 @@ class TFDistribute(Strategy):
         state = [tf.convert_to_tensor(v) for v in self._objective.state_variables]
         before = [tf.identity(v) for v in self._undone] if self._objective.skips else []
         new_state = mean_state(sums, state, self._program.replicas)
-        _assign(self._objective.state_variables, new_state)
+        assign(self._objective.state_variables, new_state)
         optimizer.apply(mean_gradients(sums, model.trainable_variables), model.trainable_variables)
         if self._objective.skips:
             after = [tf.convert_to_tensor(v) for v in self._undone]
-            _assign(self._undone, [tf.where(outcome.healthy, a, b) for a, b in zip(after, before, strict=True)])
+            assign(self._undone, [tf.where(outcome.healthy, a, b) for a, b in zip(after, before, strict=True)])
         return outcome
 
     @property
@@ -133,7 +145,7 @@ class TFDistribute(Strategy):
         flat = tf.nest.flatten(nothing)
 
         def node(first: Any) -> list[Any]:
-            return _node(lambda r: tf.nest.flatten(leaf(_at(batch, first + r))), g, flat)
+            return sum_of_leaves(lambda r: tf.nest.flatten(leaf(at(batch, first + r))), g, flat)
 
         if m == 1:
             return [tf.nest.pack_sequence_as(nothing, node(0))]
@@ -167,81 +179,17 @@ class TFDistribute(Strategy):
     def _sum_over_devices(self, local: list[Sums]) -> Sums:
         """Sums over all devices, of one vector."""
         if self.devices == 1:
-            packed = Tree.add_up([tf.nest.flatten(sums) for sums in local], _add)
+            packed = Tree.add_up([tf.nest.flatten(sums) for sums in local], add)
             return tf.nest.pack_sequence_as(local[0], packed)
         vectors = [tf.concat([tf.reshape(t, [-1]) for t in tf.nest.flatten(sums)], 0) for sums in local]
         context = tf.distribute.get_replica_context()
         if self._in_tree_order and self.cluster.size > 1:
-            packed = _add_over_processes(context, vectors)
+            packed = add_over_processes(context, vectors)
         elif self._in_tree_order:
-            packed = context.merge_call(_add_in_tree_order, (vectors,))
+            packed = context.merge_call(add_in_tree_order, (vectors,))
         else:
             packed = context.all_reduce(tf.distribute.ReduceOp.SUM, Tree.add_up(vectors, tf.add))
         flat = tf.nest.flatten(local[0])
         parts = tf.split(packed, [t.shape.num_elements() for t in flat])
         whole = [tf.reshape(part, t.shape) for part, t in zip(parts, flat, strict=True)]
         return tf.nest.pack_sequence_as(local[0], whole)
-
-
-def _node(leaf: Callable[[Any], list[Any]], leaves: int, nothing: list[Any]) -> list[Any]:
-    """The sum of a power of two of leaves, by the tree; its nodes are the variables of a loop."""
-    if leaves == 1:
-        return leaf(0)
-    levels = leaves.bit_length()
-
-    def add_leaf(r: Any, nodes: list[Any]) -> Any:
-        value = leaf(r)
-        carries = tf.reduce_sum(tf.math.cumprod(tf.bitwise.bitwise_and(tf.bitwise.right_shift(r, tf.range(levels)), 1)))
-        branches = [lambda c=c: Tree.push(nodes, value, c, _add) for c in range(levels)]
-        return r + 1, tf.switch_case(carries, branches)
-
-    loop = (tf.constant(0), [nothing] * levels)
-    return tf.while_loop(lambda r, nodes: r < leaves, add_leaf, loop, parallel_iterations=1)[1][-1]
-
-
-def _repeat(count: Any, one: Callable[[Any, Totals], tuple[Any, Totals]], totals: Totals) -> Totals:
-    """Runs steps one after the other; their order is the run's."""
-    return tf.while_loop(lambda i, _: i < count, one, (tf.constant(0), totals), parallel_iterations=1)[1]
-
-
-def _at(batch: Batch, r: Any) -> Batch:
-    return tf.nest.map_structure(lambda a: a[r], batch)
-
-
-def _add(a: list[Any], b: list[Any]) -> list[Any]:
-    return [x + y for x, y in zip(a, b, strict=True)]
-
-
-def _add_in_tree_order(strategy: Any, vectors: list[Any]) -> Any:
-    """The tree over all devices' nodes, each sum where its left part is; every device reads the result."""
-
-    def add(left: tuple[str, Any], right: tuple[str, Any]) -> tuple[str, Any]:
-        device, vector = left
-        with tf.device(device):
-            return device, vector + right[1]
-
-    per_device = zip(*map(strategy.experimental_local_results, vectors), strict=True)
-    devices = strategy.extended.worker_devices
-    nodes = [(device, node) for device, nodes in zip(devices, per_device, strict=True) for node in nodes]
-    return Tree.add_up(nodes, add)[1]
-
-
-def _add_over_processes(context: Any, vectors: list[Any], chunk: int = 2**20) -> Any:
-    """The tree over the nodes of devices of all processes: each gathers them, a chunk of floats at a time."""
-    nodes, sums = tf.stack(vectors), []  # (nodes of this device, N)
-    count = len(vectors) * context.num_replicas_in_sync
-    for first in range(0, nodes.shape[1], chunk):
-        gathered = context.all_gather(nodes[:, first : first + chunk], axis=0)
-        sums.append(Tree.add_up(tf.unstack(gathered, num=count), tf.add))
-    return tf.concat(sums, 0)
-
-
-def _assign(variables: list[Any], values: list[Any]) -> None:
-    """Sets each device's own copy; all devices pass the same values, so nothing is reduced."""
-
-    def update(strategy: Any, values: list[Any]) -> None:
-        for variable, value in zip(variables, values, strict=True):
-            strategy.extended.update(variable.value, lambda v, x: v.assign(x), (value,), group=False)
-
-    if variables:
-        tf.distribute.get_replica_context().merge_call(update, (values,))
