@@ -1,13 +1,17 @@
 """64 corruptions of a checkpoint's files: each is detected, and the checkpoint before is taken."""
 
+import hashlib
+import json
 import os
 import random
 import shutil
 
+import h5py
+import numpy as np
 import pytest
 
-from tests.running import trainer
-from trainer import checkpoint
+from tests.running import summary, trainer
+from trainer import checkpoint, shards
 
 KINDS = ("flip", "zero", "truncate", "extend")
 
@@ -65,20 +69,98 @@ HOSTILE = {
     "no list of files": lambda m: m.update(files=None),
     "another step": lambda m: m.update(step=7),
     "a step that is no number": lambda m: m.update(step="20"),
+    "a file that is a link": lambda m: m["files"].update({"link": m["files"][checkpoint.WEIGHTS]}),
 }
 
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_hostile_manifest_is_refused(what, run, tmp_path):
     """Even one whose own digest is right: nothing outside of the checkpoint is read."""
-    import json
-
     copy = tmp_path / "checkpoints"
     shutil.copytree(run / "checkpoints", copy)
     path = copy / "00000020" / checkpoint.MANIFEST
     manifest = json.loads(path.read_text())
     del manifest["sha256"]
+    (path.parent / "link").symlink_to(path.parent / checkpoint.WEIGHTS)
     HOSTILE[what](manifest)
     path.write_text(json.dumps(manifest | {"sha256": checkpoint._digest(manifest)}))
     with pytest.raises(checkpoint.Damaged):
         checkpoint.verify(copy / "00000020")
+
+
+def bomb(file: h5py.File) -> None:
+    file.create_dataset("bomb", (2**38,), np.float32, chunks=(2**20,))  # a terabyte of nothing
+
+
+HOSTILE_FILES = {
+    "a shape that no memory holds": bomb,
+    "a link to another file": lambda file: file.update({"away": h5py.ExternalLink("/etc/hostname", "/")}),
+    "a soft link": lambda file: file.update({"away": h5py.SoftLink("/layers")}),
+    "numbers in another file": lambda file: file.create_dataset(
+        "away", (4,), np.uint8, external=[("/etc/hostname", 0, h5py.h5f.UNLIMITED)]
+    ),
+    "a virtual array": lambda file: file.create_virtual_dataset("away", h5py.VirtualLayout((4,), np.float32)),
+    "no array": lambda file: file.clear(),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE_FILES)
+def test_a_hostile_file_is_set_aside(what, run, tmp_path):
+    """Though all digests are right: it is not read, and the run goes on from the checkpoint before."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    path = copy / "checkpoints" / "00000020"
+    with h5py.File(path / checkpoint.WEIGHTS, "r+") as file:
+        HOSTILE_FILES[what](file)
+    manifest = json.loads((path / checkpoint.MANIFEST).read_text())
+    del manifest["sha256"]
+    manifest["files"] = {checkpoint.WEIGHTS: checkpoint._file_facts(path / checkpoint.WEIGHTS)}
+    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest | {"sha256": checkpoint._digest(manifest)}))
+    checkpoint.verify(path)  # so far, all is well
+    (copy / "summary.json").unlink()
+    flags = ("--model=dense", "--steps=20", "--save_every=10", "--evaluate_every=never")
+    assert "set aside as damaged" in trainer(*flags, f"--run_dir={copy}").stdout
+    assert summary(copy)["weights_sha256"] == summary(run)["weights_sha256"]
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    """A variable of 6 x 4 in two pieces."""
+    values = np.arange(24, dtype=np.float32).reshape(6, 4)
+    for process in range(2):
+        piece = shards.Piece((3 * process, 0), values[3 * process :][:3])
+        shards.write(tmp_path, process, {"v": "float32"}, {"v": [piece]})
+    files, pieces = shards.collect(tmp_path, 2, 1.0)
+    for name, facts in files.items():
+        assert facts["sha256"] == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+    return {"shape": [6, 4], "dtype": "float32", "pieces": pieces["v"]}, values
+
+
+def test_regions_of_shards(sharded, tmp_path):
+    facts, values = sharded
+    for rows in (slice(None), slice(0, 3), slice(2, 5), slice(5, 6)):
+        for columns in (slice(None), slice(1, 3)):
+            assert (shards.region(tmp_path, facts, (rows, columns)) == values[rows, columns]).all()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": [10**6, 10**6]},
+        {"start": [5, 0]},
+        {"start": [-1, 0]},
+        {"file": "../../etc/hostname"},
+        {"file": "/etc/hostname"},
+        {"offset": 10**9},
+        {"offset": -4},
+        {"shape": [2, 4]},
+    ],
+    ids=str,
+)
+def test_hostile_pieces_are_refused(change, sharded, tmp_path):
+    facts, _ = sharded
+    facts["pieces"][0].update(change)
+    if change.get("shape") == [10**6, 10**6]:
+        facts["shape"] = change["shape"]
+    with pytest.raises(ValueError, match="piece"):
+        shards.region(tmp_path, facts, shards.everything(facts["shape"]))

@@ -1,12 +1,14 @@
-"""The disk is full: older checkpoints stay whole, the run says so, and goes on once there is room."""
+"""Storage that is full, slow, or loses power; a clock that is set to and fro: nothing that was saved is lost."""
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 from tests.conftest import need
-from tests.running import summary, trainer
+from tests.running import REPOSITORY, curve, environment, summary, trainer
+from tests.shim import shim
 
 FLAGS = ("--model=dense", "--save_every=20", "--log_every=20", "--evaluate_every=never")
 
@@ -38,3 +40,50 @@ def test_a_full_disk_ends_the_run_with_its_state_whole(small_disk, tmp_path):
     trainer(*FLAGS, "--steps=400", "--keep=2", f"--run_dir={run}")
     trainer(*FLAGS, "--steps=400", f"--run_dir={tmp_path / 'whole'}")
     assert summary(run)["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
+
+
+def test_a_death_at_every_call_of_a_save(tmp_path):
+    """Whatever a save has done when the process dies, the checkpoint before or the new one is whole."""
+    ran = subprocess.run(
+        [sys.executable, REPOSITORY / "tests" / "crashes.py", tmp_path],
+        env=environment(LD_PRELOAD=shim(), PYTHONPATH=str(REPOSITORY)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    deaths, lost = map(int, ran.stdout.split())
+    assert deaths > 20 and lost == 0, ran.stdout
+
+    # What a loss of power may drop is what was not synced: each file, then the directory of the files, before it is
+    # given its name; and the directory of that name before an older checkpoint goes.
+    log = [line.split(" ", 1) for line in (tmp_path / "log").read_text().splitlines()]
+    parent = str(tmp_path / "checkpoints")
+    named = log.index(["rename", f"{parent}/00000003"])
+    for name in ("model.weights.h5", "manifest.json"):
+        written = max(i for i, (call, path) in enumerate(log) if call == "write" and name in path)
+        synced = [i for i, (call, path) in enumerate(log) if call == "fsync" and name in path]
+        assert written < synced[-1] < named
+    temporary = [i for i, (call, path) in enumerate(log) if call == "fsync" and path.startswith(f"{parent}/.00000003")]
+    removed = [i for i, (call, path) in enumerate(log) if call == "unlink" and "/00000001" in path]
+    assert temporary[-1] < named < log.index(["fsync", parent]) < min(removed)
+
+
+def test_slow_storage_costs_saves_and_not_steps(tmp_path):
+    """A write takes 12 s: the save that comes meanwhile waits for 10 s and is left out; the last one is not."""
+    flags = (*FLAGS, "--steps=60", f"--run_dir={tmp_path}")
+    ran = trainer(*flags, LD_PRELOAD=shim(), SHIM_SLOW_FSYNC="12")
+    assert "a checkpoint is left out, the 1. so far: the one before is still being written" in ran.stderr
+    saved = sorted(p.name for p in (tmp_path / "checkpoints").glob("0*"))
+    assert saved[-1] == "00000060" and len(saved) < 4
+
+
+def test_a_clock_that_is_set_to_and_fro_changes_nothing(tmp_path):
+    flags = (*FLAGS, "--steps=100", "--save_every=1s")
+    trainer(*flags, f"--run_dir={tmp_path / 'whole'}")
+    for steps in ("--steps=50", "--steps=100"):
+        out = trainer(*flags, steps, f"--run_dir={tmp_path / 'run'}", LD_PRELOAD=shim(), SHIM_CLOCK="1").stdout
+        assert "h" not in out.partition("eta ")[2].partition(" ")[0]  # no hours are foretold
+    assert summary(tmp_path / "run")["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
+    assert curve(tmp_path / "run")[-1] == curve(tmp_path / "whole")[-1]
+    assert sum(summary(tmp_path / "run")["seconds"].values()) < 120

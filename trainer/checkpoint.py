@@ -119,8 +119,8 @@ def verify(path: pathlib.Path) -> dict[str, Any]:
         raise Damaged(f"{path} holds step {step}")
     for name, facts in files.items():
         file = path / name
-        if file.parent != path or not file.is_file():
-            raise Damaged(f"{file} is missing")
+        if file.parent != path or file.is_symlink() or not file.is_file():
+            raise Damaged(f"{file} is missing, or not in the checkpoint")
         if (now := _file_facts(file)) != facts:
             raise Damaged(f"{file} is not what was written: {now} now, {facts} then")
     return dict(manifest)
@@ -148,7 +148,11 @@ def read(path: pathlib.Path, program: Program, manifest: dict[str, Any]) -> None
     if WEIGHTS not in manifest["files"]:
         read_shards(path, program, manifest, program.variables)
         return
-    program.model.load_weights(path / WEIGHTS)
+    try:
+        hdf5.check(path / WEIGHTS)
+        program.model.load_weights(path / WEIGHTS)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"{path / WEIGHTS} can't be read: {error}") from None
     for name, value in program.values().items():
         if (now := _value_facts(program, name, value)) != saved[name]:
             raise Damaged(f"{path}: variable {name} is {now} after loading, {saved[name]} when saved")

@@ -33,15 +33,33 @@ def write_weights(path: pathlib.Path, program: Program, values: dict[str, np.nda
 
 
 def arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """All arrays of a file by their place in it."""
-    found: dict[str, np.ndarray] = {}
+    """All arrays of a file by their place in it.
 
-    def take(name: str, node: Any) -> None:
-        if isinstance(node, h5py.Dataset):
-            found[name] = np.asarray(node)
-
+    Raises:
+      ValueError: one refers to another file, or declares more than this one holds.
+    """
     with h5py.File(path) as file:
-        file.visititems(take)
+        return {name: np.asarray(node) for name, node in _datasets(file).items()}
+
+
+def check(path: pathlib.Path) -> None:
+    """Raises ValueError as `arrays` does, and reads none."""
+    with h5py.File(path) as file:
+        _datasets(file)
+
+
+def _datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
+    links: list[tuple[str, Any]] = []
+    file.visititems_links(lambda name, link: links.append((name, link)))  # which must not raise
+    found, size = {}, os.path.getsize(file.filename)
+    for name, link in links:
+        if not isinstance(link, h5py.HardLink):
+            raise ValueError(f"{name} is a link to elsewhere")
+        node = file[name]
+        if isinstance(node, h5py.Dataset):
+            if node.external or node.is_virtual or node.nbytes > size:
+                raise ValueError(f"{name} lies outside of the file, or is larger than it")
+            found[name] = node
     return found
 
 

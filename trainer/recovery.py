@@ -60,7 +60,7 @@ class Recovery:
         self._unsound = ""  # what was not finite in the last state that was to be written
         self._when_due = self._when_best = keras.callbacks.ModelCheckpoint("unset.keras")  # until `restore`
         self._writer = Writer(directory.path)
-        self._kept_copies: dict[str, np.ndarray] = {}  # of the variables, on the host; at most one write is under way
+        self._kept_copies: dict[str, np.ndarray] = {}  # used again: to be given memory takes longer than to fill it
 
     def tidy(self) -> None:
         """Removes what killed writes left, and sets damaged checkpoints aside: process 0, before all restore."""
@@ -142,16 +142,19 @@ class Recovery:
         found = self._load_newest(nth)
         return int(found[1]["step"]) if found else None
 
-    def save(self, now: Progress, metrics: dict[str, float], due: bool = True) -> None:
+    def save(self, now: Progress, metrics: dict[str, float], due: bool = True, last: bool = False) -> None:
         """Copies the run's state if it is due or the best; a thread writes it, and removes what is no longer kept.
 
         Args:
           now: what is saved beside the variables.
           metrics: this step's evaluation, if there was one.
           due: whether to save even if it is not the best.
+          last: whether to save even if the write before takes its time.
         """
         self._state = {"progress": progress.pack(now), "metrics": metrics}
         self._committed = False
+        if last:
+            self._writer.wait()
         if metrics:
             self._when_best.on_epoch_end(self._program.step, metrics)
         if due and not self._committed:
@@ -189,10 +192,7 @@ class Recovery:
         self._writer.submit(write)
 
     def _copies(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """On CPUs, what comes to the host may be the very memory that the next step writes to.
-
-        The copies' memory is used again for the next save, for to be given fresh memory takes longer than to fill it.
-        """
+        """On CPUs, what comes to the host may be the very memory that the next step writes to."""
         if not self._kept_copies:
             self._kept_copies = {path: np.empty_like(value) for path, value in values.items()}
         for path, value in values.items():
@@ -213,8 +213,8 @@ class Recovery:
 
     @property
     def last_good(self) -> str:
-        """Which checkpoint is kept, in words."""
-        self._writer.wait()  # what was good is whole before it is told of
+        """Which checkpoint is kept, in words; what was good is whole before it is told of."""
+        self._writer.wait()
         saved = checkpoint.steps(self._directory.checkpoints)
         return f"the last good checkpoint, of step {saved[-1]}, is kept" if saved else "nothing was saved yet"
 

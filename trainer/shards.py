@@ -9,6 +9,7 @@ strategy reads the regions that it needs, from whichever pieces hold them.
 
 import hashlib
 import json
+import math
 import os
 import pathlib
 import time
@@ -103,12 +104,11 @@ def region(directory: pathlib.Path, facts: Mapping[str, Any], index: Index) -> n
     """
     shape = facts["shape"]
     bounds = [slice_.indices(size)[:2] for slice_, size in zip(index, shape, strict=True)]
+    _check(directory, facts)
     found = np.empty([end - begin for begin, end in bounds], dtype(facts["dtype"]))
     left = found.size
     for piece in facts["pieces"]:
         start, size = piece["start"], piece["shape"]
-        if any(a < 0 or a + n > most for a, n, most in zip(start, size, shape, strict=True)):
-            raise ValueError(f"a piece at {start} of shape {size} lies outside of {shape}")
         common = [(max(begin, a), min(end, a + n)) for (begin, end), a, n in zip(bounds, start, size, strict=True)]
         if any(begin >= end for begin, end in common):
             continue
@@ -120,6 +120,23 @@ def region(directory: pathlib.Path, facts: Mapping[str, Any], index: Index) -> n
     if left:
         raise ValueError(f"{left} of {found.size} elements are in no piece")
     return found
+
+
+def _check(directory: pathlib.Path, facts: Mapping[str, Any]) -> None:
+    """Raises ValueError, before anything is allocated, if the pieces are not just the variable, or not in the files."""
+    shape, item = facts["shape"], dtype(facts["dtype"]).itemsize
+    for piece in facts["pieces"]:
+        start, size = piece["start"], piece["shape"]
+        if any(a < 0 or n < 0 or a + n > most for a, n, most in zip(start, size, shape, strict=True)):
+            raise ValueError(f"a piece at {start} of shape {size} lies outside of {shape}")
+        file = directory / piece["file"]
+        if file.parent != directory or piece["offset"] < 0:
+            raise ValueError(f"a piece lies outside of the checkpoint, in {file}")
+        if piece["offset"] + math.prod(size) * item > file.stat().st_size:
+            raise ValueError(f"a piece of shape {size} is larger than {file}")
+    held = sum(math.prod(piece["shape"]) for piece in facts["pieces"])
+    if held != math.prod(shape):
+        raise ValueError(f"its pieces have {held} elements, and it has {math.prod(shape)}")
 
 
 def everything(shape: Sequence[int]) -> Index:

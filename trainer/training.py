@@ -222,7 +222,7 @@ class Training:
         progress = Progress(self._totals, self._fed(), remembered, self._guard.memory, self.stopped)
         before = self._ledger.seconds.get("save", 0.0)
         with self._ledger("save"):
-            self._recovery.save(progress, evaluation, due)
+            self._recovery.save(progress, evaluation, due, self.ended)
         self._stalls.append(self._ledger.seconds["save"] - before)
 
     def _profile(self) -> None:

@@ -54,6 +54,7 @@ class TFDistribute(Strategy):
 
     def compile(self, program: Program) -> None:
         self._program = program
+        program.to_host = lambda variable: np.asarray(tf.convert_to_tensor(variable.value))  # on CPUs, no copy
         self._objective = program.objective
         self._local_replicas = program.replicas // self.devices
         # Keras's optimizer sums gradients over the devices when it applies them. Ours are the whole

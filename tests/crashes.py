@@ -1,0 +1,74 @@
+"""Dies at each call to the system that a save makes, and looks what is left. Run under tests/shim.c.
+
+python tests/crashes.py DIRECTORY: prints the number of deaths, and of those after which nothing could be restored.
+"""
+
+import ctypes
+import os
+import pathlib
+import shutil
+import sys
+
+os.environ["KERAS_BACKEND"] = "numpy"  # holds no threads and no device, so that a process can be forked
+
+import keras
+
+from trainer import checkpoint
+from trainer.checkpoint import Damaged
+
+
+class Saved:
+    """What checkpoint.py needs of a program."""
+
+    def __init__(self) -> None:
+        self.model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a"), keras.layers.Dense(2)])
+        self.model.compile("adam")
+        self.model.optimizer.build(self.model.trainable_variables)
+        optimizer = {f"optimizer/{v.path}": v for v in self.model.optimizer.variables}
+        self.variables = {v.path: v for v in self.model.variables} | optimizer
+
+    def values(self):
+        return {path: keras.ops.convert_to_numpy(v.value) for path, v in self.variables.items()}
+
+
+def save(program, parent, step):
+    """As recovery.py does: commits one, and removes the one before the last."""
+    checkpoint.write(parent, program, program.values(), {"step": step})
+    for old in checkpoint.steps(parent)[:-2]:
+        shutil.rmtree(parent / f"{old:08d}")
+
+
+def main(directory: pathlib.Path) -> None:
+    program, shim = Saved(), ctypes.CDLL(None)
+    parent = directory / "checkpoints"
+    parent.mkdir()
+    for step in (1, 2):
+        save(program, parent, step)
+    deaths = lost = calls = 0
+    died = True
+    while died:
+        copy = directory / "copy"
+        shutil.copytree(parent, copy)
+        child = os.fork()
+        if not child:
+            shim.shim_die_after(ctypes.c_long(calls))
+            save(program, copy, 3)
+            os._exit(0)
+        died = os.waitpid(child, 0)[1] == 9
+        deaths += died
+        calls += 1
+        for leftover in copy.glob(".*"):  # as the next start does
+            shutil.rmtree(leftover)
+        verdicts = [manifest for _, manifest in checkpoint.newest(copy)]
+        good = [m["step"] for m in verdicts if not isinstance(m, Damaged)]
+        # Whatever the moment: the newest is whole, and it is the last one or the one before.
+        lost += not good or good[0] < 2 or isinstance(verdicts[0], Damaged)
+        shutil.rmtree(copy)
+    shim.shim_log(str(directory / "log").encode())
+    save(program, parent, 3)
+    shim.shim_log(None)
+    print(deaths, lost)
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))
