@@ -111,3 +111,26 @@ def test_a_bit_that_flips_on_one_device_is_noticed(backend, tmp_path):
     trainer(*flags, flip, f"--run_dir={run}")
     trainer(*flags, f"--run_dir={whole}")
     assert summary(run)["weights_sha256"] == summary(whole)["weights_sha256"]
+
+
+MODEL = """
+import keras
+
+class Gate(keras.layers.Layer):
+    def call(self, x):
+        return keras.ops.{function}(x)
+
+def build(input_shape, classes):
+    dense = keras.layers.Dense
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), dense(32), Gate(), dense(classes)])
+"""
+
+
+def test_a_model_that_computes_something_else_is_refused(tmp_path):
+    """Names, shapes and configuration are the same; only the code of a layer's own is not."""
+    module = tmp_path / "changing.py"
+    flags = ("--model=changing:build", "--save_every=10", "--evaluate_every=never", f"--run_dir={tmp_path / 'run'}")
+    for function, steps, code in (("relu", 20, 0), ("relu", 30, 0), ("tanh", 40, 2), ("relu", 40, 0)):
+        module.write_text(MODEL.format(function=function))
+        err = trainer(*flags, f"--steps={steps}", code=code, cwd=tmp_path).stderr
+        assert ("the code of the model or of the data has changed" in err) == (code == 2)

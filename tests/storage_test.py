@@ -1,13 +1,15 @@
 """Storage that is full, slow, or loses power; a clock that is set to and fro: nothing that was saved is lost."""
 
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from tests.conftest import need
-from tests.running import REPOSITORY, curve, environment, summary, trainer
+from tests.running import REPOSITORY, curve, environment, lines, start, summary, trainer, wait_for_checkpoint
 from tests.shim import shim
 
 FLAGS = ("--model=dense", "--save_every=20", "--log_every=20", "--evaluate_every=never")
@@ -87,3 +89,27 @@ def test_a_clock_that_is_set_to_and_fro_changes_nothing(tmp_path):
     assert summary(tmp_path / "run")["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
     assert curve(tmp_path / "run")[-1] == curve(tmp_path / "whole")[-1]
     assert sum(summary(tmp_path / "run")["seconds"].values()) < 120
+
+
+def test_ctrl_c_saves_and_a_second_one_leaves_at_once(tmp_path):
+    """The second comes while the first is being obeyed: in the last save, which slow storage draws out."""
+    flags = ("--model=dense", "--save_every=never", "--log_every=100", "--evaluate_every=never", "--steps=20000")
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    trainer(*flags, f"--run_dir={whole}")
+    for second in (True, False):
+        process = start(*flags, f"--run_dir={run}", LD_PRELOAD=shim(), SHIM_SLOW_FSYNC="4")
+        wait_for_checkpoint(process, run, 0)
+        lines_before = len(lines(run)) if (run / "metrics.jsonl").exists() else 0
+        while len(lines(run)) == lines_before:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        time.sleep(1)
+        begin = time.monotonic()
+        if second:
+            process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == (-signal.SIGINT if second else 75), err
+        assert not second or time.monotonic() - begin < 2
+        assert second or "Stopped by SIGINT after step" in out
+    trainer(*flags, f"--run_dir={run}")
+    assert summary(run)["weights_sha256"] == summary(whole)["weights_sha256"]
