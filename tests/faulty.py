@@ -76,3 +76,38 @@ class Flip(keras.callbacks.Callback):
 def _flipped(values: np.ndarray) -> np.ndarray:
     values.reshape(-1).view(np.uint32)[-1] ^= 1
     return values
+
+
+class Sleep(keras.callbacks.Callback):
+    """Sleeps at each logged step."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(self._seconds)
+
+
+class SlowSource:
+    """The digits, a second late for each block of steps."""
+
+    def __init__(self, source, seconds: float) -> None:
+        self._source, self._seconds = source, seconds
+
+    def __len__(self):
+        return len(self._source)
+
+    def read(self, ids):
+        if len(ids) > 16:  # not where the data are only looked at
+            time.sleep(self._seconds)
+        return self._source.read(ids)
+
+
+def slow_data(seconds: float):
+    """Digits that are read slowly."""
+    from input_pipeline import digits
+
+    data = digits.load()
+    train = SlowSource(data.train, seconds)
+    return type("Data", (), {"train": train, "evaluation": data.evaluation, "classes": 10})

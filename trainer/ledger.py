@@ -1,12 +1,14 @@
-"""Where the time goes."""
+"""Where the time of one start goes."""
 
 import contextlib
+import os
+import pathlib
 import time
 from collections.abc import Callable, Iterator
 
 
 class Ledger:
-    """Where the time of this process went, in seconds, by purpose.
+    """Where the time of this process went, in seconds, by purpose; what came before it is 'import'.
 
     Args:
       turns_to: is told each purpose as it begins.
@@ -14,29 +16,45 @@ class Ledger:
 
     def __init__(self, turns_to: Callable[[str], None]) -> None:
         self._turns_to = turns_to
-        self.seconds: dict[str, float] = {}
-        self._start = time.monotonic()
+        self._open: list[str] = []  # purposes of the `with` blocks that we are in
+        self._since = time.monotonic()
+        self.seconds: dict[str, float] = {"import": _age()}
+        self._began = self._since - self.seconds["import"]
 
     @contextlib.contextmanager
     def __call__(self, purpose: str) -> Iterator[None]:
-        """Books the time of a `with` block."""
+        """Books the time of a `with` block; one inside of another takes its time from it."""
+        self._book()
+        self._open.append(purpose)
         self._turns_to(purpose)
-        start = time.monotonic()
         try:
             yield
         finally:
-            self.book(purpose, time.monotonic() - start)
+            self._book()
+            self._open.pop()
 
-    def book(self, purpose: str, seconds: float) -> None:
-        """Adds seconds to a purpose."""
-        self.seconds[purpose] = self.seconds.get(purpose, 0.0) + seconds
+    def _book(self) -> None:
+        now = time.monotonic()
+        purpose = self._open[-1] if self._open else "other"
+        self.seconds[purpose] = self.seconds.get(purpose, 0.0) + now - self._since
+        self._since = now
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the ledger was opened."""
-        return time.monotonic() - self._start
+        """Seconds since the process began."""
+        return time.monotonic() - self._began
 
     def table(self) -> dict[str, float]:
-        """Seconds by purpose, with what is booked nowhere as 'other'; they sum to the elapsed time."""
-        other = self.elapsed - sum(self.seconds.values())
-        return {k: round(v, 3) for k, v in [*self.seconds.items(), ("other", max(0.0, other))]}
+        """Seconds by purpose until now; they sum to the elapsed time."""
+        self._book()
+        return {purpose: round(seconds, 3) for purpose, seconds in self.seconds.items()}
+
+
+def _age() -> float:
+    """Seconds since this process began; 0 where the system does not tell."""
+    try:
+        ticks = int(pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        up = float(pathlib.Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return max(0.0, up - ticks / os.sysconf("SC_CLK_TCK"))

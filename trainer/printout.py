@@ -123,6 +123,7 @@ def ending(parts: Assembly, directory: pathlib.Path, summary: Mapping[str, Any])
         "best": f"{words(best)} at step {at}" if at is not None else "no evaluation",
         "weights": f"sha256 {summary['weights_sha256']}",
         "time": ledger,
+        "lost by": summary["bottleneck"] or "nothing that stands out",
         "evaluate": f"python -m trainer evaluate {where}",
         "export": f"python -m trainer export {where}",
     }

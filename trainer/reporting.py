@@ -27,7 +27,7 @@ class Nothing:
     def _ignore(self, *arguments: Any) -> None:
         pass
 
-    say = compiled = define = log = note = finish = close = _ignore
+    say = compiled = define = log = note = write = finish = close = _ignore
 
 
 class Reporting:

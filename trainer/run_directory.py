@@ -31,6 +31,7 @@ class RunDirectory:
         self.tensorboard = self.path / "tensorboard"
         self.metrics = self.path / "metrics.jsonl"
         self.summary = self.path / "summary.json"
+        self.starts = self.path / "starts"
         self.deadline = self.path / "deadline"
         self.exports = self.path / "export"
         self._config = config

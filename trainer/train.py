@@ -2,7 +2,7 @@
 
 import json
 
-from trainer import printout
+from trainer import history, printout
 from trainer.assembly import assemble
 from trainer.config import Config
 from trainer.errors import OK, PREEMPTED
@@ -10,6 +10,7 @@ from trainer.ledger import Ledger
 from trainer.peers import Peers
 from trainer.run_directory import RunDirectory, replace
 from trainer.training import Training
+from trainer.verdict import verdict
 
 
 def run(config: Config, peers: Peers) -> int:
@@ -43,9 +44,12 @@ def _finish(training: Training, directory: RunDirectory, ledger: Ledger) -> int:
     if training.step < parts.steps and not training.stopped:
         parts.peers.gather(0)  # the chief has saved
         reporting.say(printout.preempted(parts, training.told, training.step))
+        training.history.write(training.step, "told to stop")
         reporting.close()
         return PREEMPTED
     final = training.final_metrics()
+    training.history.write(training.step, "done")
+    whole = history.account(history.read(directory.starts)) if parts.peers.cluster.is_chief else None
     seconds = ledger.table()
     summary = {
         "status": "stopped by a callback" if training.stopped else "done",
@@ -54,7 +58,11 @@ def _finish(training: Training, directory: RunDirectory, ledger: Ledger) -> int:
         "best": training.best,
         "weights_sha256": parts.program.weights_sha256(),
         "seconds": seconds,
-        "goodput": seconds.get("step", 0.0) / max(1e-9, sum(seconds.values())),
+        "starts": whole.starts if whole else 0,
+        "seconds_of_all_starts": whole.seconds if whole else {},
+        "device_hours": whole.device_hours if whole else 0.0,
+        "goodput": whole.goodput if whole else 0.0,
+        "bottleneck": verdict(seconds, training.health.straggler),
     }
     parts.peers.gather(0)  # nobody leaves while another still computes
     if not parts.peers.cluster.is_chief:

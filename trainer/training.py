@@ -1,18 +1,19 @@
 """One start of a run: its state between steps, and all that happens there."""
 
 import functools
-import sys
 from typing import Any
 
 import keras
 import numpy as np
 
 from trainer import callbacks as keras_callbacks
-from trainer import copies, host_memory, printout
+from trainer import copies, printout
 from trainer.assembly import Assembly
 from trainer.clock import Clock, Interval
 from trainer.errors import UserError
 from trainer.guard import Guard
+from trainer.health import Health
+from trainer.history import History
 from trainer.ledger import Ledger
 from trainer.preemption import Preemption
 from trainer.recovery import Progress, Recovery, Restored
@@ -57,11 +58,14 @@ class Training:
         self._guard = Guard(config, len(parts.dataset.train), progress.guard)
         self.pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
         self._ids, self._ids_before = 0, progress.ids  # checksums of the examples since the last line of the log
-        self._compiled, self.told = False, 0  # what all processes have agreed to obey: see preemption.py
-        self._memory_told = False
+        self._compiled, self.told = False, 0  # told: what all processes have agreed to obey
         self._stalls: list[float] = []  # seconds that saves since the last line of the log held the training up
+        self.health = Health(parts)
         self.reporting: Reporting | Nothing = Nothing()
+        self.history: History | Nothing = Nothing()
         if chief:
+            facts = {"devices": parts.strategy.devices, "strategy": parts.strategy.description}
+            self.history = History(directory.starts, ledger, facts, self.step)
             self.reporting = Reporting(config, directory, parts.steps, self.step, ledger)
         self.reporting.say(printout.opening(parts, directory.path, restored.origin, self.step))
         self.reporting.define(printout.texts(parts), parts.program.model, config.definition())
@@ -186,11 +190,9 @@ class Training:
     def _log(self, metrics: dict[str, float]) -> None:
         seconds = self._ledger.seconds
         pause = sum(v for k, v in seconds.items() if k not in ("data", "step", "compile"))
-        facts = {
-            "learning_rate": self.parts.program.learning_rate,
-            "ids": f"{self._take_ids():016x}",
-            "gradient_norms": self.parts.program.objective.gradient_norms(self._totals),
-        }
+        program = self.parts.program
+        facts = {"learning_rate": program.learning_rate, "ids": f"{self._take_ids():016x}"}
+        facts["gradient_norms"] = program.objective.gradient_norms(self._totals)
         if self._stalls:
             facts["save_stall"], self._stalls = max(self._stalls), []
         if skipped := int(keras.ops.convert_to_numpy(self._totals.skipped)):
@@ -199,10 +201,8 @@ class Training:
         with self._ledger("callbacks"):
             self._callbacks.on_train_batch_end(self.step - 1, metrics)
         self._totals = self.parts.program.objective.no_totals()
-        memory = host_memory.read()
-        if memory and memory.is_scarce and not self._memory_told:
-            self._memory_told = True
-            print(printout.scarce(memory, self.parts), file=sys.stderr, flush=True)
+        self.health.look()
+        self.history.write(self.step)
 
     def _take_ids(self) -> int:
         """Checksum of the examples since the last line of the log, which a new line begins."""

@@ -1,0 +1,104 @@
+"""Where the time goes, over all starts; and the bottleneck, named where one was planted and nowhere else."""
+
+import json
+import os
+import pathlib
+import signal
+import time
+
+import pytest
+
+from tests.conftest import need
+from tests.running import finished, launch, start, summary, trainer, wait_for_checkpoint
+
+FLAGS = ("--model=dense", "--log_every=10", "--evaluate_every=never", "--save_every=never")
+
+
+def spent(run: pathlib.Path) -> dict[str, float]:
+    return dict(summary(run)["seconds"])
+
+
+def test_a_planted_sleep_is_found_and_all_sums_up(tmp_path):
+    begin = time.monotonic()
+    trainer(*FLAGS, "--steps=200", "--callbacks=tests.faulty:Sleep(seconds=0.3)", f"--run_dir={tmp_path}")
+    wall = time.monotonic() - begin
+    seconds = spent(tmp_path)
+    lines = len((tmp_path / "metrics.jsonl").read_text().splitlines())  # also one at each epoch's end
+    assert seconds["callbacks"] == pytest.approx(0.3 * lines, rel=0.05)
+    assert sum(seconds.values()) == pytest.approx(wall, rel=0.02, abs=0.5)  # the process's end is not booked
+    assert summary(tmp_path)["bottleneck"].startswith("callbacks")
+
+
+def test_slow_data_are_named(tmp_path):
+    trainer(*FLAGS, "--steps=320", "--dataset=tests.faulty:slow_data(seconds=2.0)", f"--run_dir={tmp_path}")
+    assert summary(tmp_path)["bottleneck"].startswith("input: devices wait for data")
+
+
+def test_a_clean_run_gets_no_verdict(tmp_path):
+    flags = ("--model=convnet", "--steps=3000", "--log_every=100", "--evaluate_every=never")
+    out = trainer(*flags, f"--run_dir={tmp_path}").stdout
+    assert summary(tmp_path)["bottleneck"] == "" and "nothing that stands out" in out
+    assert sum(v for k, v in spent(tmp_path).items() if k == "step") > 5
+
+
+def test_a_crash_and_the_time_until_the_next_start_are_accounted_for(tmp_path):
+    flags = ("--model=mlp", "--log_every=100", "--evaluate_every=never", "--save_every=2000", f"--run_dir={tmp_path}")
+    process = start(*flags, "--steps=1000000")
+    wait_for_checkpoint(process, tmp_path, 4000)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    killed = time.time()
+    time.sleep(6)
+    began = time.time()
+    step = max(int(p.name) for p in (tmp_path / "checkpoints").glob("0*"))
+    trainer(*flags, f"--steps={step + 2000}")
+    ended = time.time()
+    whole, first = summary(tmp_path)["seconds_of_all_starts"], json.loads((tmp_path / "starts/000000.json").read_text())
+    assert summary(tmp_path)["starts"] == 2
+    assert whole["down"] == pytest.approx(began - killed, abs=1.5)  # a start is noted once a second
+    assert sum(whole.values()) == pytest.approx(ended - first["began"], rel=0.02, abs=0.7)
+    assert whole["lost"] >= 0 and 0 < summary(tmp_path)["goodput"] < 1
+
+
+@pytest.fixture
+def slow_cpu():
+    """A container that gets a fifth of a processor."""
+    parent = pathlib.Path("/sys/fs/cgroup/cpu")
+    second = not parent.exists()
+    group = (pathlib.Path("/sys/fs/cgroup") if second else parent) / f"onecurve{os.getpid()}"
+    try:
+        group.mkdir()
+        if second:
+            (group / "cpu.max").write_text("20000 100000")
+        else:
+            (group / "cpu.cfs_period_us").write_text("100000")
+            (group / "cpu.cfs_quota_us").write_text("20000")
+    except OSError as error:
+        need(False, f"no container can be made: {error}")
+    yield group
+    group.rmdir()
+
+
+@pytest.mark.parametrize("backend", ["jax", pytest.param("tensorflow", marks=pytest.mark.long)])
+def test_a_slow_process_is_named_though_all_wait_for_each_other(backend, slow_cpu, tmp_path):
+    strategy = "device_mesh" if backend == "jax" else "multi_worker_mirrored"
+    flags = (f"--strategy={strategy}", "--replicas=2", *FLAGS, "--steps=1000000")
+    process = launch(*flags, f"--run_dir={tmp_path}", processes=2)
+    wait_for_checkpoint(process, tmp_path, 0)
+    from tests.running import children
+
+    (slow_cpu / "cgroup.procs").write_text(str(children(process)[1]))
+    time.sleep(50)
+    process.terminate()
+    out = finished(process, code=75)
+    assert "process 1 takes" in out and "times as long as the others for the same work" in out
+
+
+def test_a_report_is_one_page_that_needs_nothing_else(tmp_path):
+    flags = (*FLAGS, "--dataset=tests.poisoned:load", "--on_nan=rollback", "--epochs=2", f"--run_dir={tmp_path}")
+    trainer(*flags, "--steps=-1")
+    trainer("report", f"--run_dir={tmp_path}")
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") >= 4 and "polyline" in page and "were rolled back: the loss or a gradient" in page
+    assert summary(tmp_path)["weights_sha256"] in page and "--on_nan" in page and "Goodput" in page
+    assert "http" not in page.replace("http-equiv", "") and "<script" not in page

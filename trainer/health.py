@@ -1,0 +1,65 @@
+"""Warnings of what goes wrong on a host while steps go right: no memory left, or one process slower than the others."""
+
+import statistics
+import sys
+import time
+
+import numpy as np
+
+from trainer import host_memory
+from trainer.assembly import Assembly
+from trainer.printout import scarce
+
+_EVERY = 5.0  # seconds between two looks
+_LOOKS = 5  # whose median counts
+_SLOW = 2.0  # times as long as the others
+_SIDE = 256  # of the matrices of the piece of work
+
+
+class Health:
+    """Looks at this process and, together with all others, at their pace.
+
+    Args:
+      parts: of the run.
+    """
+
+    def __init__(self, parts: Assembly) -> None:
+        self._parts = parts
+        self._memory_told = False
+        self._looked = 0.0
+        self._matrix = np.random.default_rng(0).normal(size=(_SIDE, _SIDE))
+        self._paces: list[list[float]] = []  # seconds of the piece of work, of each process
+        self.straggler = ""  # which process is slow, in words
+
+    def look(self) -> None:
+        """All processes call it at the same steps; it says what is new."""
+        memory = host_memory.read()
+        if memory and memory.is_scarce and not self._memory_told:
+            self._memory_told = True
+            print(scarce(memory, self._parts), file=sys.stderr, flush=True)
+        peers = self._parts.peers
+        if peers.cluster.size == 1 or not peers.gather(time.monotonic() - self._looked > _EVERY)[0]:
+            return
+        self._looked = time.monotonic()
+        self._paces = [*self._paces, peers.gather(self._pace())][-_LOOKS:]
+        self._compare()
+
+    def _pace(self) -> float:
+        """Seconds that a small piece of work takes: each does its own, before any waits for another."""
+        begin = time.perf_counter()
+        for _ in range(8):
+            self._matrix @ self._matrix
+        return time.perf_counter() - begin
+
+    def _compare(self) -> None:
+        if len(self._paces) < _LOOKS:
+            return
+        usual = [statistics.median(of_process) for of_process in zip(*self._paces, strict=True)]
+        slowest = max(range(len(usual)), key=lambda p: usual[p])
+        times = usual[slowest] / statistics.median([pace for p, pace in enumerate(usual) if p != slowest])
+        found = ""
+        if times > _SLOW:
+            found = f"process {slowest} takes {times:.1f} times as long as the others for the same work, and all wait"
+        if found and not self.straggler and self._parts.peers.cluster.is_chief:
+            print(found, file=sys.stderr, flush=True)
+        self.straggler = found
