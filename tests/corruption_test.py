@@ -104,7 +104,9 @@ HOSTILE_FILES = {
 }
 
 
-@pytest.mark.parametrize("what", HOSTILE_FILES)
+@pytest.mark.parametrize(
+    "what", [*list(HOSTILE_FILES)[:2], *(pytest.param(w, marks=pytest.mark.long) for w in list(HOSTILE_FILES)[2:])]
+)
 def test_a_hostile_file_is_set_aside(what, run, tmp_path):
     """Though all digests are right: it is not read, and the run goes on from the checkpoint before."""
     copy = tmp_path / "run"

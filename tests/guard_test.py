@@ -10,6 +10,7 @@ from tests.running import lines, start, summary, trainer
 FLAGS = ("--model=dense", "--log_every=10", "--save_every=20", "--evaluate_every=never", "--epochs=3")
 POISONED = "--dataset=tests.poisoned:load(examples=[700])"
 STRATEGY = {"tensorflow": "mirrored", "jax": "device_mesh"}
+LATER = pytest.mark.long
 
 
 def steps_of(example: int, epochs: int = 3, batch: int = 64, examples: int = 1437) -> list[int]:
@@ -18,7 +19,7 @@ def steps_of(example: int, epochs: int = 3, batch: int = 64, examples: int = 143
     return [position // batch + 1 for position in range(epochs * examples) if plan[position] == example]
 
 
-@pytest.mark.parametrize("backend", STRATEGY)
+@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=LATER), "jax"])
 def test_a_step_that_is_not_finite_is_skipped(backend, tmp_path):
     """Three epochs, so three such steps; on one device and on two the same, and after a restart."""
     flags = (*FLAGS, POISONED, "--on_nan=skip", "--replicas=2", "--exact")
@@ -34,7 +35,7 @@ def test_a_step_that_is_not_finite_is_skipped(backend, tmp_path):
     assert summary(two)["weights_sha256"] == summary(one)["weights_sha256"]
 
 
-@pytest.mark.parametrize("backend", STRATEGY)
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=LATER)])
 def test_a_run_rolls_back_and_goes_on(backend, tmp_path):
     run = tmp_path / "run"
     flags = (*FLAGS, POISONED, "--on_nan=rollback", f"--backend={backend}")
@@ -79,7 +80,7 @@ def test_some_checkpoints_are_kept_for_ever(tmp_path):
     assert saved == [25, 50, 75, 90, 100]
 
 
-@pytest.mark.parametrize("when", ["", "now", "later", "2026-01-01T00:00"])
+@pytest.mark.parametrize("when", ["", "later", *(pytest.param(w, marks=LATER) for w in ("now", "2026-01-01T00:00"))])
 def test_a_deadline_stops_a_run_as_a_signal_does(when, tmp_path):
     text = {"now": str(time.time()), "later": f"{time.time() + 8:.3f}"}.get(when, when)
     process = start(*FLAGS[:3], "--evaluate_every=never", "--steps=10000000", f"--run_dir={tmp_path}")
@@ -98,7 +99,7 @@ def test_a_deadline_that_is_none_is_told_and_ignored(tmp_path):
     assert ran.stderr.count("'tomorrow', which is no time: it is ignored") == 1
 
 
-@pytest.mark.parametrize("backend", STRATEGY)
+@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=LATER), "jax"])
 def test_a_bit_that_flips_on_one_device_is_noticed(backend, tmp_path):
     """At the next save; and the next start goes on from the checkpoint before it."""
     run, whole = tmp_path / "run", tmp_path / "whole"

@@ -25,7 +25,9 @@ def test_a_planted_sleep_is_found_and_all_sums_up(tmp_path):
     seconds = spent(tmp_path)
     lines = len((tmp_path / "metrics.jsonl").read_text().splitlines())  # also one at each epoch's end
     assert seconds["callbacks"] == pytest.approx(0.3 * lines, rel=0.05)
-    assert sum(seconds.values()) == pytest.approx(wall, rel=0.02, abs=0.5)  # the process's end is not booked
+    line = json.loads((tmp_path / "starts/000000.json").read_text())
+    assert sum(seconds.values()) == pytest.approx(line["updated"] - line["began"], rel=0.02)
+    assert sum(seconds.values()) == pytest.approx(wall, abs=2)  # to start and to end a process is not booked
     assert summary(tmp_path)["bottleneck"].startswith("callbacks")
 
 
@@ -35,7 +37,7 @@ def test_slow_data_are_named(tmp_path):
 
 
 def test_a_clean_run_gets_no_verdict(tmp_path):
-    flags = ("--model=convnet", "--steps=3000", "--log_every=100", "--evaluate_every=never")
+    flags = ("--model=convnet", "--steps=3000", "--log_every=100", *FLAGS[2:])
     out = trainer(*flags, f"--run_dir={tmp_path}").stdout
     assert summary(tmp_path)["bottleneck"] == "" and "nothing that stands out" in out
     assert sum(v for k, v in spent(tmp_path).items() if k == "step") > 5
@@ -56,7 +58,9 @@ def test_a_crash_and_the_time_until_the_next_start_are_accounted_for(tmp_path):
     whole, first = summary(tmp_path)["seconds_of_all_starts"], json.loads((tmp_path / "starts/000000.json").read_text())
     assert summary(tmp_path)["starts"] == 2
     assert whole["down"] == pytest.approx(began - killed, abs=1.5)  # a start is noted once a second
-    assert sum(whole.values()) == pytest.approx(ended - first["began"], rel=0.02, abs=0.7)
+    last = json.loads((tmp_path / "starts/000001.json").read_text())
+    assert sum(whole.values()) == pytest.approx(last["updated"] - first["began"], rel=0.02)
+    assert last["updated"] == pytest.approx(ended, abs=2)
     assert whole["lost"] >= 0 and 0 < summary(tmp_path)["goodput"] < 1
 
 
@@ -79,7 +83,8 @@ def slow_cpu():
     group.rmdir()
 
 
-@pytest.mark.parametrize("backend", ["jax", pytest.param("tensorflow", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
 def test_a_slow_process_is_named_though_all_wait_for_each_other(backend, slow_cpu, tmp_path):
     strategy = "device_mesh" if backend == "jax" else "multi_worker_mirrored"
     flags = (f"--strategy={strategy}", "--replicas=2", *FLAGS, "--steps=1000000")

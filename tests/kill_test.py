@@ -21,10 +21,9 @@ FLAGS = (
 @pytest.mark.parametrize(
     "strategy",
     [
-        ("--strategy=one_device", "--backend=tensorflow"),
-        ("--strategy=device_mesh", "--devices=2", "--replicas=4"),
+        pytest.param(("--strategy=one_device", "--backend=tensorflow"), id="tensorflow", marks=pytest.mark.long),
+        pytest.param(("--strategy=device_mesh", "--devices=2", "--replicas=4"), id="mesh"),
     ],
-    ids=["tensorflow", "mesh"],
 )
 def test_ten_kills_change_nothing(strategy, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -23,7 +23,9 @@ LEGS["both"] = [*LEGS["tensorflow"][:2], *LEGS["jax"][2:]]
 STOPS = (7, 23, 41, 60)  # an epoch has 17.96 steps
 
 
-@pytest.mark.parametrize("legs", ["both", pytest.param("tensorflow", marks=pytest.mark.long), "jax"])
+@pytest.mark.parametrize(
+    "legs", ["both", *(pytest.param(one, marks=pytest.mark.long) for one in ("tensorflow", "jax"))]
+)
 def test_a_run_goes_from_one_to_another(legs, tmp_path):
     whole, moved = tmp_path / "whole", tmp_path / "moved"
     # Backends draw other initial weights, and other masks in dropout.

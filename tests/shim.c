@@ -81,8 +81,18 @@ int unlinkat(int directory, const char *path, int flags) {
   return (REAL(unlinkat))(directory, path, flags);
 }
 
+/* Only for Python's own calls: a library that waits until a time of the clock asks the kernel, which knows better. */
+static int from_python(void *caller) {
+  Dl_info info;
+  if (!dladdr(caller, &info) || !info.dli_fname) return 0;
+  const char *name = strrchr(info.dli_fname, '/');
+  name = name ? name + 1 : info.dli_fname;
+  return !strncmp(name, "python", 6) || !strncmp(name, "libpython", 9);
+}
+
 int clock_gettime(clockid_t clock, struct timespec *now) {
   int code = (REAL(clock_gettime))(clock, now);
-  if (clock == CLOCK_REALTIME && getenv("SHIM_CLOCK")) now->tv_sec += now->tv_nsec / 1000 % 2 ? 3600 : -3600;
+  if (clock == CLOCK_REALTIME && getenv("SHIM_CLOCK") && from_python(__builtin_return_address(0)))
+    now->tv_sec += now->tv_nsec / 1000 % 2 ? 3600 : -3600;
   return code;
 }
