@@ -27,8 +27,9 @@ def main(name: str, devices: int, rounds: int) -> None:
     backend.prepare(name)
     with backend.quiet():
         from trainer.assembly import assemble
+        from trainer.peers import Peers
 
-    parts = assemble(config)
+    parts = assemble(config, Peers())
     pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
     sides = [(_side(parts, exact), parts.blocks(pipeline)) for exact in (True, False)]
     pairs = []

@@ -29,8 +29,9 @@ def main(name: str, rounds: int) -> None:
         import keras
 
         from trainer.assembly import assemble
+        from trainer.peers import Peers
 
-    ours = assemble(config)
+    ours = assemble(config, Peers())
     model = keras.models.clone_model(ours.program.model)
     model.set_weights(ours.program.model.get_weights())
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -310,3 +310,12 @@ def test_what_listens(backend, tmp_path):
     else:
         assert len(outside) == 2 and len(sockets) > len(outside) - 1
         assert "listen on all interfaces" in out or not os.path.exists("/sys/class/net/eth0")
+
+
+@long
+def test_a_thousand_steps_on_eight_virtual_devices(tmp_path):
+    """Their collectives share threads: several in flight would wait for each other for ever."""
+    flags = ("--strategy=device_mesh", "--devices=8", "--replicas=8", "--model=mlp", "--steps=1000")
+    for name, more in (("data", ()), ("fsdp", ("--layout=fsdp",))):
+        trainer(*flags, *more, "--log_every=100", "--evaluate_every=500", f"--run_dir={tmp_path / name}")
+        assert summary(tmp_path / name)["step"] == 1000

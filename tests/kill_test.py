@@ -81,6 +81,31 @@ def test_sigterm_saves_and_the_same_command_continues(tmp_path):
     assert summary(stopped)["weights_sha256"] == summary(whole)["weights_sha256"]
 
 
+@pytest.mark.long
+def test_twenty_stops_at_any_moment_lose_nothing(tmp_path):
+    """SIGTERM, from the start on: each start ends with 75 at the step that it had reached."""
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    flags = ("--steps=30000", "--log_every=500", "--evaluate_every=never", "--save_every=never")
+    trainer(*flags, f"--run_dir={whole}")
+    moments, reached = random.Random(0), 0
+    for _ in range(20):
+        logs = len(list((stopped / "tensorboard").glob("*")))
+        process = start(*flags, f"--run_dir={stopped}")
+        while process.poll() is None and len(list((stopped / "tensorboard").glob("*"))) == logs:
+            time.sleep(0.02)
+        time.sleep(moments.uniform(0, 1))
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 75, err
+        step = int(out.partition("Stopped by SIGTERM after step ")[2].split(";")[0])
+        assert step >= reached and (stopped / "checkpoints" / f"{step:08d}").is_dir()
+        reached = step
+    assert reached
+    trainer(*flags, f"--run_dir={stopped}")
+    assert summary(stopped)["weights_sha256"] == summary(whole)["weights_sha256"]
+    assert curve(stopped) == curve(whole)
+
+
 def test_a_second_run_in_the_same_directory_is_refused(tmp_path):
     trainer("--steps=1", f"--run_dir={tmp_path}")
     with open(tmp_path / "lock", "r+") as lock:

@@ -61,13 +61,20 @@ TRANSFORMER = (
 )
 
 
+MLP = ("--model=mlp", "--optimizer=sgd", '--layout=[["mlp/dense_0/kernel", [null, "model"]]]')
+CONVNET = (
+    "--model=convnet",
+    "--optimizer=sgd",
+    '--layout=[["conv_1/kernel", [null, null, null, "model"]]]',
+)
+
+
 @pytest.mark.parametrize(
     ("processes", "what"),
     [
         (2, DENSE),
         pytest.param(4, DENSE, marks=pytest.mark.long),
-        pytest.param(2, TRANSFORMER, marks=pytest.mark.long),
-        pytest.param(4, TRANSFORMER, marks=pytest.mark.long),
+        *(pytest.param(n, what, marks=pytest.mark.long) for what in (TRANSFORMER, MLP, CONVNET) for n in (2, 4)),
     ],
 )
 def test_a_layout_over_processes(processes, what, tmp_path):

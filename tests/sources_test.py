@@ -1,6 +1,7 @@
 """Datasets of files, each on real bytes; and what comes of damaged ones."""
 
 import json
+import shutil
 import struct
 import time
 import zlib
@@ -226,3 +227,21 @@ def test_fewer_examples_than_a_batch(examples, tmp_path):
     trainer(data, "--model=mlp", "--steps=3", "--log_every=1", f"--run_dir={tmp_path}")
     assert summary(tmp_path)["step"] == 3
     assert "each example exactly once" in trainer("audit", f"--run_dir={tmp_path}").stdout
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_a_download_that_broke_off_is_named(damage, keras_home, tmp_path):
+    """Of keras.datasets' files, which it keeps once they are there."""
+    home = tmp_path / "home"
+    shutil.copytree(keras_home, home)
+    file = home / "datasets" / "fashion-mnist" / "train-images-idx3-ubyte.gz"
+    content = bytearray(file.read_bytes())
+    if damage == "cut":
+        del content[len(content) // 2 :]
+    else:
+        content[len(content) // 2] ^= 16
+    file.unlink()
+    file.write_bytes(content)
+    flags = ("--dataset=fashion_mnist", "--steps=1", f"--run_dir={tmp_path / 'run'}")
+    told = trainer(*flags, code=2, KERAS_HOME=str(home)).stderr
+    assert "fashion_mnist could neither be downloaded nor read from" in told
