@@ -40,12 +40,12 @@ def agree(directories: list[pathlib.Path], within: float) -> None:
     ("strategies", "model"),
     [
         pytest.param(TENSORFLOW, "dense", id="tensorflow-dense"),
-        pytest.param(JAX, "mlp", id="jax-mlp"),
         *(
             pytest.param(strategies, model, id=f"{name}-{model}", marks=pytest.mark.long)
             for strategies, name, model in (
                 (TENSORFLOW, "tensorflow", "mlp"),
                 (TENSORFLOW, "tensorflow", "convnet"),
+                (JAX, "jax", "mlp"),
                 (JAX, "jax", "dense"),
                 (JAX, "jax", "convnet"),
             )
@@ -79,7 +79,7 @@ def test_devices_don_t_show_in_the_curve(strategies, model, tmp_path):
     ("optimizer", "across_backends"),
     # Adam divides small gradients by their own size, which turns a difference in the last bit of a
     # gradient near zero into one of a whole step.
-    [("sgd", 1e-5), pytest.param("adam", 1e-4, marks=pytest.mark.long)],
+    [pytest.param("sgd", 1e-5, marks=pytest.mark.long), pytest.param("adam", 1e-4, marks=pytest.mark.long)],
 )
 def test_fashion_mnist_curves(optimizer, across_backends, tmp_path, keras_home, initial_state):
     """The first 100 steps of all six strategies, from one saved initial state."""
@@ -96,7 +96,7 @@ def test_fashion_mnist_curves(optimizer, across_backends, tmp_path, keras_home, 
 
 @pytest.mark.parametrize(
     "strategy",
-    [*TENSORFLOW[:2], JAX[0], *(pytest.param(s, marks=pytest.mark.long) for s in (TENSORFLOW[2], *JAX[1:]))],
+    [TENSORFLOW[0], JAX[0], *(pytest.param(s, marks=pytest.mark.long) for s in (*TENSORFLOW[1:], *JAX[1:]))],
     ids=lambda s: "-".join(f.partition("=")[2] for f in s),
 )
 def test_fashion_mnist_learns(strategy, tmp_path, keras_home):

@@ -31,11 +31,13 @@ def test_a_planted_sleep_is_found_and_all_sums_up(tmp_path):
     assert summary(tmp_path)["bottleneck"].startswith("callbacks")
 
 
+@pytest.mark.long
 def test_slow_data_are_named(tmp_path):
     trainer(*FLAGS, "--steps=320", "--dataset=tests.faulty:slow_data(seconds=2.0)", f"--run_dir={tmp_path}")
     assert summary(tmp_path)["bottleneck"].startswith("input: devices wait for data")
 
 
+@pytest.mark.long
 def test_a_clean_run_gets_no_verdict(tmp_path):
     flags = ("--model=convnet", "--steps=3000", "--log_every=100", *FLAGS[2:])
     out = trainer(*flags, f"--run_dir={tmp_path}").stdout

@@ -21,8 +21,8 @@ FLAGS = (
 @pytest.mark.parametrize(
     "strategy",
     [
-        pytest.param(("--strategy=one_device", "--backend=tensorflow"), id="tensorflow", marks=pytest.mark.long),
-        pytest.param(("--strategy=device_mesh", "--devices=2", "--replicas=4"), id="mesh"),
+        pytest.param(("--strategy=one_device", "--backend=tensorflow"), id="tensorflow"),
+        pytest.param(("--strategy=device_mesh", "--devices=2", "--replicas=4"), id="mesh", marks=pytest.mark.long),
     ],
 )
 def test_ten_kills_change_nothing(strategy, tmp_path):

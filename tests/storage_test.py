@@ -71,6 +71,7 @@ def test_a_death_at_every_call_of_a_save(tmp_path):
     assert temporary[-1] < named < log.index(["fsync", parent]) < min(removed)
 
 
+@pytest.mark.long
 def test_slow_storage_costs_saves_and_not_steps(tmp_path):
     """A write takes 12 s: the save that comes meanwhile waits for 10 s and is left out; the last one is not."""
     flags = (*FLAGS, "--steps=60", f"--run_dir={tmp_path}")
@@ -80,6 +81,7 @@ def test_slow_storage_costs_saves_and_not_steps(tmp_path):
     assert saved[-1] == "00000060" and len(saved) < 4
 
 
+@pytest.mark.long
 def test_a_clock_that_is_set_to_and_fro_changes_nothing(tmp_path):
     flags = (*FLAGS, "--steps=100", "--save_every=1s")
     trainer(*flags, f"--run_dir={tmp_path / 'whole'}")
@@ -93,7 +95,7 @@ def test_a_clock_that_is_set_to_and_fro_changes_nothing(tmp_path):
 
 def test_ctrl_c_saves_and_a_second_one_leaves_at_once(tmp_path):
     """The second comes while the first is being obeyed: in the last save, which slow storage draws out."""
-    flags = ("--model=dense", "--save_every=never", "--log_every=100", "--evaluate_every=never", "--steps=20000")
+    flags = ("--model=dense", "--save_every=never", "--log_every=100", "--evaluate_every=never", "--steps=6000")
     whole, run = tmp_path / "whole", tmp_path / "run"
     trainer(*flags, f"--run_dir={whole}")
     for second in (True, False):

@@ -202,7 +202,10 @@ def test_a_cache_changes_nothing(cache, tmp_path):
         assert curve(tmp_path / run_dir) == curve(tmp_path / "plain")
 
 
-@pytest.mark.parametrize("optimizer", ["sgd(momentum=0.9)", "adamw(weight_decay=0.01, global_clipnorm=1.0)"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [pytest.param("sgd(momentum=0.9)", marks=pytest.mark.long), "adamw(weight_decay=0.01, global_clipnorm=1.0)"],
+)
 def test_optimizers_agree_across_backends(optimizer, tmp_path, initial_state):
     start = initial_state("--strategy=device_mesh")
     curves = []

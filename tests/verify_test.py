@@ -65,6 +65,7 @@ def test_planted_faults_are_named(flag, named, backend, here):
     assert named in trainer("probe", flag, f"--backend={backend}", cwd=here, code=1).stdout
 
 
+@pytest.mark.long
 def test_verify_passes_on_a_user_s_model(here):
     text = trainer("verify", "--model=planted:good", "--steps=4", "--replicas=2", cwd=here).stdout
     assert "it holds for this model and data" in text
