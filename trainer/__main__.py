@@ -21,13 +21,8 @@ VERBS = (
     *("train", "evaluate", "export", "explain", "probe", "verify"),
     *("doctor", "checkpoints", "audit", "diff", "drill", "report", "input"),
 )
-ON_A_RUN = (
-    "evaluate",
-    "export",
-    "checkpoints",
-    "audit",
-    "report",
-)  # these start from the flags that a run was started with
+# These start from the flags that a run was started with.
+ON_A_RUN = ("evaluate", "export", "checkpoints", "audit", "report")
 TOGETHER = ("train", "evaluate")  # these are done by all processes of a cluster
 
 

@@ -18,10 +18,9 @@ from trainer.run_directory import RunDirectory
 from trainer.shards import Piece
 from trainer.writer import Writer
 
-_PRECISE = {
-    "float32": 1e-3
-}  # how far the probe's loss may lie from what it was, relatively: another backend's rounding
-_COARSE = 5e-2
+# How far the probe's loss may lie from what it was, relatively: another backend rounds otherwise. A loss near 0
+# is a difference of large numbers, whose rounding stays.
+_PRECISE, _COARSE, _ROUNDING = {"float32": 1e-3}, 5e-2, 1e-6
 
 
 class Restored(NamedTuple):
@@ -122,10 +121,10 @@ class Recovery:
 
     def _check_probe(self, path: pathlib.Path, saved: float | None) -> None:
         """The variables are to the bit what they were; is the model?"""
-        if saved is None:  # of step 0, whose variables follow from the seed
+        if saved is None or not np.isfinite(saved):  # of step 0; or the probe's examples are no measure
             return
         now = self._probe()
-        if not abs(now - saved) <= _PRECISE.get(self._config.precision, _COARSE) * abs(saved):
+        if not abs(now - saved) <= _ROUNDING + _PRECISE.get(self._config.precision, _COARSE) * abs(saved):
             raise UserError(
                 "model",
                 self._config.model,
@@ -170,12 +169,8 @@ class Recovery:
         program, cluster, parent = self._program, self._peers.cluster, self._directory.checkpoints
         step, pieces = program.step, program.pieces()
         values = self._copies(program.values()) if pieces is None else {}
-        state: dict[str, Any] = {
-            **self._state,
-            "step": step,
-            "best": self.best,
-            "probe": self._probe() if step else None,
-        }
+        probe = self._probe() if step else None
+        state: dict[str, Any] = {**self._state, "step": step, "best": self.best, "probe": probe}
 
         def write() -> None:
             self._unsound = _not_finite(pieces or {path: [Piece((), value)] for path, value in values.items()})

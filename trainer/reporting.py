@@ -57,7 +57,7 @@ class Reporting:
         self._live = self._stream.isatty()
         self._metrics = _continued(directory.metrics, step)
         self._board = Board(directory.tensorboard, step)
-        self._since = {"step": step, "time": time.monotonic(), "data": 0.0, "pause": 0.0}
+        self._since = {"step": step, "time": time.monotonic(), **self._booked()}
         self._first_step, self._started = step, time.monotonic()
         self.last: dict[str, float] = {}
 
@@ -83,7 +83,13 @@ class Reporting:
         """Writes a line of metrics.jsonl that is not of the usual kind."""
         self._metrics.write(json.dumps({"step": step, **facts}).encode() + b"\n")
 
-    def log(self, step: int, metrics: dict[str, float], facts: Mapping[str, Any], data: float, pause: float) -> None:
+    def _booked(self) -> dict[str, float]:
+        """Seconds of this start so far that were spent waiting for data, and on other than steps."""
+        seconds = self._ledger.table()
+        pause = sum(value for purpose, value in seconds.items() if purpose not in ("data", "step", "compile"))
+        return {"data": seconds.get("data", 0.0), "pause": pause}
+
+    def log(self, step: int, metrics: dict[str, float], facts: Mapping[str, Any]) -> None:
         """Reports the steps since the last call.
 
         Args:
@@ -92,16 +98,15 @@ class Reporting:
           facts: 'learning_rate' of the next step; 'ids', checksum of the examples of those steps, by which `audit`
             proves the data order; 'gradient_norms' by layer; perhaps 'save_stall', the longest that a save held the
             training up, in seconds.
-          data, pause: seconds of this start so far spent waiting for data, and on other than steps.
         """
-        since, now = self._since, time.monotonic()
-        steps, seconds = step - since["step"], now - since["time"] - (pause - since["pause"])
-        waited = (data - since["data"]) / seconds if seconds > 0 else 0.0
+        since, now, booked = self._since, time.monotonic(), self._booked()
+        steps, seconds = step - since["step"], now - since["time"] - (booked["pause"] - since["pause"])
+        waited = (booked["data"] - since["data"]) / seconds if seconds > 0 else 0.0
         speed = {
             "examples_per_second": steps * self._config.global_batch / seconds if seconds > 0 else 0.0,
             "data_wait": min(1.0, max(0.0, waited)),
         }
-        self._since = {"step": step, "time": now, "data": data, "pause": pause}
+        self._since = {"step": step, "time": now, **booked}
         self.note(step, {**metrics, **facts, **speed})
         for name, value in metrics.items():
             side = "validation" if name.startswith("val_") else "train"

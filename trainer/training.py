@@ -188,8 +188,6 @@ class Training:
         return self._validation
 
     def _log(self, metrics: dict[str, float]) -> None:
-        seconds = self._ledger.seconds
-        pause = sum(v for k, v in seconds.items() if k not in ("data", "step", "compile"))
         program = self.parts.program
         facts = {"learning_rate": program.learning_rate, "ids": f"{self._take_ids():016x}"}
         facts["gradient_norms"] = program.objective.gradient_norms(self._totals)
@@ -197,7 +195,7 @@ class Training:
             facts["save_stall"], self._stalls = max(self._stalls), []
         if skipped := int(keras.ops.convert_to_numpy(self._totals.skipped)):
             facts["skipped"] = skipped
-        self.reporting.log(self.step, metrics, facts, seconds.get("data", 0.0), pause)
+        self.reporting.log(self.step, metrics, facts)
         with self._ledger("callbacks"):
             self._callbacks.on_train_batch_end(self.step - 1, metrics)
         self._totals = self.parts.program.objective.no_totals()
