@@ -12,8 +12,7 @@ import time
 
 import pytest
 
-from tests.conftest import need
-from tests.lab import lab
+from tests.lab import container, lab
 from tests.running import (
     REPOSITORY,
     alive,
@@ -213,16 +212,8 @@ def test_a_run_that_gets_no_further_is_not_started_for_ever(tmp_path):
 @pytest.fixture
 def small_memory():
     """A container of 2.5 GB."""
-    parent = pathlib.Path("/sys/fs/cgroup/memory")
-    second = not parent.exists()
-    group = (pathlib.Path("/sys/fs/cgroup") if second else parent) / f"onecurve{os.getpid()}"
-    try:
-        group.mkdir()
-        (group / ("memory.max" if second else "memory.limit_in_bytes")).write_text(str(2_500_000_000))
-    except OSError as error:
-        need(False, f"no container can be made: {error}")
-    yield group
-    group.rmdir()
+    with container("memory", {"memory.limit_in_bytes": "2500000000"}, {"memory.max": "2500000000"}) as group:
+        yield group
 
 
 def test_a_run_that_the_system_kills_for_lack_of_memory(small_memory, tmp_path):

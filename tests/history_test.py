@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from tests.conftest import need
-from tests.running import finished, launch, start, summary, trainer, wait_for_checkpoint
+from tests.lab import container
+from tests.running import finished, launch, lines, start, summary, trainer, wait_for_checkpoint
 
 FLAGS = ("--model=dense", "--log_every=10", "--evaluate_every=never", "--save_every=never")
 
@@ -23,8 +23,9 @@ def test_a_planted_sleep_is_found_and_all_sums_up(tmp_path):
     trainer(*FLAGS, "--steps=200", "--callbacks=tests.faulty:Sleep(seconds=0.3)", f"--run_dir={tmp_path}")
     wall = time.monotonic() - begin
     seconds = spent(tmp_path)
-    lines = len((tmp_path / "metrics.jsonl").read_text().splitlines())  # also one at each epoch's end
-    assert seconds["callbacks"] == pytest.approx(0.3 * lines, rel=0.05)
+    logged = lines(tmp_path)  # also at each epoch's end
+    assert seconds["callbacks"] == pytest.approx(0.3 * len(logged), rel=0.05)
+    assert all(line["examples_per_second"] > 0 for line in logged)
     line = json.loads((tmp_path / "starts/000000.json").read_text())
     assert sum(seconds.values()) == pytest.approx(line["updated"] - line["began"], rel=0.02)
     assert sum(seconds.values()) == pytest.approx(wall, abs=2)  # to start and to end a process is not booked
@@ -69,20 +70,9 @@ def test_a_crash_and_the_time_until_the_next_start_are_accounted_for(tmp_path):
 @pytest.fixture
 def slow_cpu():
     """A container that gets a fifth of a processor."""
-    parent = pathlib.Path("/sys/fs/cgroup/cpu")
-    second = not parent.exists()
-    group = (pathlib.Path("/sys/fs/cgroup") if second else parent) / f"onecurve{os.getpid()}"
-    try:
-        group.mkdir()
-        if second:
-            (group / "cpu.max").write_text("20000 100000")
-        else:
-            (group / "cpu.cfs_period_us").write_text("100000")
-            (group / "cpu.cfs_quota_us").write_text("20000")
-    except OSError as error:
-        need(False, f"no container can be made: {error}")
-    yield group
-    group.rmdir()
+    quota = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "20000"}
+    with container("cpu", quota, {"cpu.max": "20000 100000"}) as group:
+        yield group
 
 
 @pytest.mark.long

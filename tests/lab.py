@@ -1,10 +1,11 @@
-"""Hosts of their own network on this machine, joined by a switch, whose links can be cut. Needs root and iproute2."""
+"""Hosts of their own network on this machine, whose links can be cut; containers of little memory or time."""
 
 import contextlib
 import os
+import pathlib
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.conftest import need
@@ -63,6 +64,24 @@ def lab(hosts: int = 2) -> Iterator[Lab]:
         yield made
     finally:
         made.close()
+
+
+@contextlib.contextmanager
+def container(controller: str, first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[pathlib.Path]:
+    """A control group with limits, file -> value, in the names of the first version of cgroups and of the second."""
+    root = pathlib.Path("/sys/fs/cgroup")
+    parent, limits = (root / controller, first) if (root / controller).exists() else (root, second)
+    group = parent / f"onecurve{os.getpid()}"
+    try:
+        group.mkdir()
+        for name, value in limits.items():
+            (group / name).write_text(value)
+    except OSError as error:
+        need(False, f"no container can be made: {error}")
+    try:
+        yield group
+    finally:
+        group.rmdir()
 
 
 def _ip(*arguments: str) -> Any:

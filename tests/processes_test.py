@@ -95,6 +95,7 @@ def test_a_layout_over_processes(processes, what, tmp_path):
     assert "whole" in trainer("checkpoints", f"--run_dir={many}").stdout
     trainer("--backend=jax", *flags, "--steps=40", f"--run_dir={many}")
     assert len(curve(many)) == 8 and deviation(curve(many), curve(one)) <= 1e-5
+    assert "not compared, for other processes" in trainer("diff", str(one), str(many), code=1).stdout
 
 
 @pytest.mark.parametrize("backend", STRATEGY)
