@@ -7,7 +7,7 @@ import time
 import pytest
 
 from launch.local import free_ports
-from tests.running import curve, deviation, finished, launch, start, summary, trainer
+from tests.running import REPOSITORY, curve, deviation, finished, launch, start, summary, trainer
 from trainer.cluster import expand_nodes
 from trainer.connection import listen
 
@@ -100,7 +100,12 @@ def test_a_layout_over_processes(processes, what, tmp_path):
 
 @pytest.mark.parametrize("backend", STRATEGY)
 @pytest.mark.parametrize(
-    ("different", "named"), [("--learning_rate=0.01", "--learning_rate"), ("--dataset=synthetic", "--dataset")]
+    ("different", "named"),
+    [
+        ("--learning_rate=0.01", "--learning_rate"),
+        ("--dataset=synthetic", "--dataset"),
+        ("absl-py 0.1", "the version of absl-py"),
+    ],
 )
 def test_processes_that_differ_are_told(backend, different, named, tmp_path):
     """Both end with the user's exit code, naming process and key, before anything is trained."""
@@ -108,8 +113,17 @@ def test_processes_that_differ_are_told(backend, different, named, tmp_path):
     processes = []
     for index in range(2):
         task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
-        flags = [f"--strategy={STRATEGY[backend]}", f"--run_dir={tmp_path / 'run'}", *([different] if index else [])]
-        processes.append(start(*flags, TF_CONFIG=json.dumps(task)))
+        flags = [f"--strategy={STRATEGY[backend]}", f"--run_dir={tmp_path / 'run'}"]
+        env = {"TF_CONFIG": json.dumps(task)}
+        if index and different.startswith("--"):
+            flags.append(different)
+        elif index:  # metadata of another version, found before the environment's
+            package, version = different.split()
+            (tmp_path / f"{package.replace('-', '_')}-{version}.dist-info").mkdir()
+            metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+            (tmp_path / f"{package.replace('-', '_')}-{version}.dist-info/METADATA").write_text(metadata)
+            env["PYTHONPATH"] = f"{tmp_path}:{REPOSITORY}"
+        processes.append(start(*flags, **env))
     for process in processes:
         _, err = process.communicate(timeout=120)
         assert process.returncode == 2, err

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -51,10 +52,19 @@ class Ledger:
 
 
 def _age() -> float:
-    """Seconds since this process began; 0 where the system does not tell."""
-    try:
-        ticks = int(pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        up = float(pathlib.Path("/proc/uptime").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return max(0.0, up - ticks / os.sysconf("SC_CLK_TCK"))
+    """Seconds since this process began; 0 where the system does not tell.
+
+    A new thread's start minus the process's: containers may show an uptime that is of another clock than these.
+    """
+    starts: list[int] = []
+
+    def note() -> None:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for task in (os.getpid(), threading.get_native_id()):
+                stat = pathlib.Path(f"/proc/self/task/{task}/stat").read_text()
+                starts.append(int(stat.rpartition(")")[2].split()[19]))
+
+    thread = threading.Thread(target=note)
+    thread.start()
+    thread.join()
+    return (starts[1] - starts[0]) / os.sysconf("SC_CLK_TCK") if len(starts) == 2 else 0.0
