@@ -89,7 +89,7 @@ def test_what_a_run_leaves_behind(backend, tmp_path):
         "--profile_steps=20,30",
         "--schedule=cosine(warmup_steps=10)",
     ).stdout
-    for word in ("batch  64 examples", "tensorboard --logdir", "compiled", "100%  step 60/60", "final", "evaluate"):
+    for word in ("batch  64 examples", "tensorboard --logdir", "first steps done after", "100%  step 60/60", "final", "evaluate"):
         assert word in out
     board = EventAccumulator(str(tmp_path / "tensorboard"), {"tensors": 0}).Reload()
     tags = board.Tags()
@@ -222,3 +222,19 @@ def test_optimizers_agree_across_backends(optimizer, tmp_path, initial_state):
         )
         curves.append(curve(tmp_path / strategy[0][11:]))
     assert deviation(*curves) <= 1e-4
+
+
+def test_what_is_compiled_is_kept(tmp_path):
+    """A second start compiles nothing that the first one has compiled; and each program is compiled once."""
+    flags = ("--backend=jax", "--evaluate_every=never", f"--run_dir={tmp_path}")
+    trainer(*flags, "--steps=50")
+    kept = sorted(path.name for path in tmp_path.glob("compiled/*/*-cache"))
+    assert sum("steps" in name for name in kept) == 2, "training, and evaluation"
+    trainer(*flags, "--steps=100")
+    assert sorted(path.name for path in tmp_path.glob("compiled/*/*-cache")) == kept
+    for path in tmp_path.glob("compiled/*/*-cache"):
+        path.write_bytes(path.read_bytes()[:100])  # as a kill, or a full disk, may leave it
+    ran = trainer(*flags, "--steps=150")
+    other = tmp_path / "other"
+    trainer(*flags[:-1], "--steps=150", f"--run_dir={other}")
+    assert summary(other)["weights_sha256"] == summary(tmp_path)["weights_sha256"], ran.stderr

@@ -37,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
     if verb == "explain":
         config = backend.without_accelerators(config)
     backend.prepare(backend.choose(config), config.exact)
+    if verb in TOGETHER:
+        backend.keep_compiled(config.directory())
     if verb == "diff":
         if len(argv) != 4:
             raise UserError("diff", " ".join(argv[2:]), "compares two runs", "python -m trainer diff RUN_A RUN_B")

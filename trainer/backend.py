@@ -2,7 +2,10 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import os
+import pathlib
+import platform
 import re
 import sys
 import tempfile
@@ -87,6 +90,22 @@ def prepare(backend: str, exact: bool = False) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         logging.set_verbosity(logging.WARNING)  # JAX and TensorFlow log through absl
+
+
+def keep_compiled(run: pathlib.Path) -> None:
+    """Has JAX keep what it compiles in the run directory, so that the next start need not compile again.
+
+    A folder for each kind of machine: XLA does not ask whether a processor has all that a kept program uses, and
+    splits work by the number of cores.
+    """
+    try:
+        cpu = [s for s in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if s.startswith(("flags", "Features"))]
+    except OSError:
+        cpu = []
+    machine = repr((platform.machine(), platform.processor(), cpu[:1], os.cpu_count()))
+    folder = hashlib.sha256(machine.encode()).hexdigest()[:8]
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str((run / "compiled" / folder).resolve()))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 
 def without_accelerators(config: Config) -> Config:

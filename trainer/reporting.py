@@ -27,7 +27,7 @@ class Nothing:
     def _ignore(self, *arguments: Any) -> None:
         pass
 
-    say = compiled = define = log = note = write = finish = close = _ignore
+    say = started = define = log = note = write = finish = close = _ignore
 
 
 class Reporting:
@@ -67,9 +67,11 @@ class Reporting:
             self._stream.write("\r\033[K")
         print(text, file=self._stream, flush=True)
 
-    def compiled(self, step: int, seconds: float) -> None:
-        """Says how long the first chunk of steps took to compile and run; the time left is told without it."""
-        self.say(f"compiled, and ran the first steps, in {duration(seconds)}")
+    def started(self, step: int) -> None:
+        """Says what the time until the first chunk of steps was done went to; the time left is told without it."""
+        seconds = self._ledger.table()
+        parts = ", ".join(f"{purpose} {value:.1f}s" for purpose, value in seconds.items() if value >= 0.05)
+        self.say(f"first steps done after {duration(sum(seconds.values()))}: {parts}")
         self._first_step, self._started = step, time.monotonic()
 
     def define(self, facts: Mapping[str, str], model: keras.Model, hyperparameters: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ def run(config: Config, peers: Peers) -> int:
     """Trains from wherever the run stands to its last step. Returns the exit code."""
     ledger = Ledger(peers.doing)
     with RunDirectory(config, peers.cluster.is_chief) as directory:
-        with ledger("start"):
+        with ledger("build"):
             parts = assemble(config, peers, directory.check_flags())  # where, what
             directory.record(parts.program.replicas, printout.facts(parts))
             training = Training(parts, directory, ledger)  # since when, how it is going

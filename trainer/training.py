@@ -52,7 +52,8 @@ class Training:
         kept = functools.partial(self.clock.falls_on, "keep")
         self._recovery = Recovery(config, directory, parts.program, parts.peers, parts.probe, kept)
         self._preemption = Preemption(directory.deadline, chief)
-        restored = self._restore()
+        with ledger("restore"):
+            restored = self._restore()
         self.step, progress = restored.step, restored.progress
         self._totals, self.stopped = progress.totals, progress.stopped
         self._guard = Guard(config, len(parts.dataset.train), progress.guard)
@@ -112,7 +113,7 @@ class Training:
         self.step = self.parts.peers.step = end
         if not self._compiled:
             self._compiled = True
-            self.reporting.compiled(end, self._ledger.seconds["compile"])
+            self.reporting.started(end)
 
     def do_what_is_due(self) -> None:
         """Everything that happens between steps, in one place and one order."""

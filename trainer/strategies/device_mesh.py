@@ -113,8 +113,10 @@ class DeviceMesh(Strategy):
         )
         outputs = [f"{layer.path}/output" for layer in program.model._flatten_layers()]
         self.layout.check_all_used([*program.variables, *outputs])
-        for variable in jax.tree.leaves(self._variables) if not self._abstract else ():
-            variable.assign(placed(variable.value, self.sharding(variable)))
+        self._shardings = Values(*([self.sharding(v) for v in variables] for variables in self._variables))
+        if not self._abstract:
+            for variable, value in zip(jax.tree.leaves(self._variables), jax.tree.leaves(self._values()), strict=True):
+                variable.assign(value)
         program.to_host = Gathering(self.mesh)
         program.assign = lambda variable, read: assign(variable, self.sharding(variable), read)
         if self.layout.shards and self.cluster.size > 1:
@@ -200,13 +202,18 @@ class DeviceMesh(Strategy):
         return (ExactLoop if self._exact or slow else FastLoop)(self.mesh, replicas, leaf, update, self._tally)
 
     def _sharded_loop(self, training: bool) -> ShardedLoop:
-        shardings = Values(*([self.sharding(v) for v in variables] for variables in self._variables))
-        leaf = self._leaf(over_replicas(self._forward(training), shardings.trainable), training)
+        leaf = self._leaf(over_replicas(self._forward(training), self._shardings.trainable), training)
         update = self._update if training else None
-        return ShardedLoop(self.mesh, self._program.replicas, leaf, update, shardings, self._tally)
+        return ShardedLoop(self.mesh, self._program.replicas, leaf, update, self._shardings, self._tally)
 
     def _values(self) -> Values:
-        return Values(*([v.value for v in variables] for variables in self._variables))
+        """On the mesh: a variable that was restored, or that a callback has set, may lie elsewhere."""
+        return Values(
+            *(
+                [placed(v.value, sharding) for v, sharding in zip(variables, shardings, strict=True)]
+                for variables, shardings in zip(self._variables, self._shardings, strict=True)
+            )
+        )
 
     def _forward(self, training: bool) -> Forward:
         def forward(trainable: list[Any], values: Values, batch: Batch) -> tuple[Any, Sums]:
