@@ -21,6 +21,7 @@ class Dataset:
       validation: what evaluations during the run use; None until `prepare` has set it.
       augment: (examples, keys uint64 (batch,)) -> examples, in training only: a pure function, whose randomness is all
         in the keys; an example has another key in each pass.
+      decode: the text of tokens (n,), where examples are sequences of them.
     """
 
     train: Source
@@ -28,6 +29,7 @@ class Dataset:
     classes: int | None = None
     validation: Source | None = None
     augment: Callable[[Example, Any], Example] | None = None
+    decode: Callable[[Any], str] | None = None
 
     @property
     def spec(self) -> Example:
@@ -72,7 +74,7 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
         if not len(kept) or not len(held_out):
             raise DataError(f"{validation_fraction} of {len(train)} examples leaves nothing on one side")
         train, validation = Subset(train, kept), Subset(train, held_out)
-    return Dataset(train, evaluation, classes, validation, getattr(loaded, "augment", None))
+    return Dataset(train, evaluation, classes, validation, *(getattr(loaded, k, None) for k in ("augment", "decode")))
 
 
 def check_labels(labels: Any, classes: int, where: str, ids: Any) -> None:

@@ -64,7 +64,11 @@ def load(
         raise DataError(f"the held-out files, {evaluation[0]} and so on, have fewer bytes than --context={context}")
     ids = np.unique(np.linspace(0, len(windows) - 1, evaluation_examples).astype(np.int64))
     held: Source = Subset(windows, ids)
-    return Dataset(Windows(_joined(train), context), held, classes=256)
+    return Dataset(Windows(_joined(train), context), held, classes=256, decode=_decode)
+
+
+def _decode(tokens: npt.NDArray[np.integer]) -> str:
+    return tokens.astype(np.uint8).tobytes().decode(errors="replace")
 
 
 def _joined(paths: list[pathlib.Path]) -> npt.NDArray[np.uint8]:

@@ -50,6 +50,7 @@ FLOORS = {
     "trainer.strategies": 3,
     "trainer.assembly": 3,
     "trainer.copies": 3,
+    "trainer.gallery": 4,
     "trainer.health": 4,
     "trainer.report": 4,
     "trainer.input": 4,

@@ -1,12 +1,16 @@
 """What a person sees and plugs in: print-outs, TensorBoard, callbacks, precisions, own models and data, export."""
 
+import io
 import json
 import textwrap
 
+import numpy as np
 import pytest
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.running import curve, deviation, lines, summary, trainer
+from trainer import hdf5
 
 BACKENDS = ["tensorflow", "jax"]
 PROJECT = """
@@ -89,7 +93,14 @@ def test_what_a_run_leaves_behind(backend, tmp_path):
         "--profile_steps=20,30",
         "--schedule=cosine(warmup_steps=10)",
     ).stdout
-    for word in ("batch  64 examples", "tensorboard --logdir", "first steps done after", "100%  step 60/60", "final", "evaluate"):
+    for word in (
+        "batch  64 examples",
+        "tensorboard --logdir",
+        "first steps done after",
+        "100%  step 60/60",
+        "final",
+        "evaluate",
+    ):
         assert word in out
     board = EventAccumulator(str(tmp_path / "tensorboard"), {"tensors": 0}).Reload()
     tags = board.Tags()
@@ -97,6 +108,8 @@ def test_what_a_run_leaves_behind(backend, tmp_path):
     assert {"performance/examples_per_second", "performance/data_wait", "run/flags", "run/environment"} <= set(
         tags["tensors"]
     )
+    assert {"confusion", "worst", "run/variables"} <= set(tags["tensors"])
+    assert any(tag.startswith("weight_norm/") for tag in tags["tensors"])
     assert tags["graph"]
     logged = lines(tmp_path)
     points = {e.step: float(e.tensor_proto.float_val[0]) for e in board.Tensors("loss/train")}
@@ -238,3 +251,22 @@ def test_what_is_compiled_is_kept(tmp_path):
     other = tmp_path / "other"
     trainer(*flags[:-1], "--steps=150", f"--run_dir={other}")
     assert summary(other)["weights_sha256"] == summary(tmp_path)["weights_sha256"], ran.stderr
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_last_evaluation_shows_what_the_model_makes_of_the_data(backend, tmp_path):
+    """The pictures' numbers are those of the metrics: a norm is that of the weights saved."""
+    trainer(f"--backend={backend}", f"--run_dir={tmp_path / 'digits'}", "--steps=45")
+    board = EventAccumulator(str(tmp_path / "digits/tensorboard"), {"tensors": 0}).Reload()
+    width, height, png = board.Tensors("worst")[0].tensor_proto.string_val
+    picture = Image.open(io.BytesIO(png))
+    assert picture.size == (int(width), int(height)) and len(picture.getcolors(2**20) or []) > 50
+    last = [tag for tag in board.Tags()["tensors"] if tag.startswith("weight_norm/") and tag.endswith("kernel")][-1]
+    norm = board.Tensors(last)[0].tensor_proto.float_val[0]
+    newest = sorted((tmp_path / "digits/checkpoints").glob("0*"))[-1]
+    saved = hdf5.arrays(newest / "model.weights.h5").values()
+    assert min(abs(np.linalg.norm(value) - norm) for value in saved if value.shape == (256, 10)) < 1e-4
+    flags = ("--dataset=text(context=32)", "--model=transformer(depth=1)", "--steps=5", f"--run_dir={tmp_path / 't'}")
+    trainer(f"--backend={backend}", *flags)
+    board = EventAccumulator(str(tmp_path / "t/tensorboard"), {"tensors": 0}).Reload()
+    assert len(board.Tensors("sample")[0].tensor_proto.string_val[0]) > 16

@@ -1,16 +1,23 @@
 """What TensorBoard shows of a run, in its own format of files."""
 
+import io
 import pathlib
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
 from tensorboard.compat.proto import event_pb2, graph_pb2, summary_pb2
+from tensorboard.plugins.histogram import metadata as histograms
 from tensorboard.plugins.hparams import summary_v2 as hparams
+from tensorboard.plugins.image import metadata as images
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
+from tensorboard.util.tensor_util import make_tensor_proto
 
 from trainer.append import Appender
 
@@ -38,9 +45,22 @@ class Board:
         """A point of a curve."""
         self._summary(step, scalar_pb(tag, value))
 
-    def text(self, tag: str, text: str) -> None:
+    def text(self, step: int, tag: str, text: str) -> None:
         """A text in Markdown."""
-        self._summary(0, text_pb(tag, text))
+        self._summary(step, text_pb(tag, text))
+
+    def image(self, step: int, tag: str, pixels: npt.NDArray[np.uint8]) -> None:
+        """A picture, uint8 (height, width, 3)."""
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        size = [str(pixels.shape[1]).encode(), str(pixels.shape[0]).encode()]
+        self._tensor(step, tag, images.create_summary_metadata("", ""), np.array([*size, file.getvalue()]))
+
+    def histogram(self, step: int, tag: str, values: npt.NDArray[np.floating]) -> None:
+        """How values are spread."""
+        counts, edges = np.histogram(values[np.isfinite(values)], 30)
+        buckets = np.stack([edges[:-1], edges[1:], counts], axis=1)
+        self._tensor(step, tag, histograms.create_summary_metadata("", ""), buckets)
 
     def hyperparameters(self, values: Mapping[str, Any], trial: str) -> None:
         """A row of the HParams page."""
@@ -54,6 +74,10 @@ class Board:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+    def _tensor(self, step: int, tag: str, metadata: Any, values: npt.NDArray[Any]) -> None:
+        value = summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=make_tensor_proto(values))
+        self._add(step=step, summary=summary_pb2.Summary(value=[value]))
 
     def _summary(self, step: int, summary: Any) -> None:
         self._add(step=step, summary=summary_pb2.Summary.FromString(summary.SerializeToString()))

@@ -26,7 +26,7 @@ def facts(parts: Assembly) -> dict[str, Any]:
 
 
 def texts(parts: Assembly) -> dict[str, str]:
-    """Flags and environment as Markdown, for TensorBoard's Text page."""
+    """Flags, environment and variables as Markdown, for TensorBoard's Text page."""
     environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -34,7 +34,12 @@ def texts(parts: Assembly) -> dict[str, str]:
         "devices": parts.strategy.description,
         **_versions(),
     }
+    rows = ["| variable | shape | dtype | bytes on a device |", "|---|---|---|---:|"]
+    for path, variable in parts.program.variables.items():
+        held = parts.strategy.elements_on_device(variable) * itemsize(variable.dtype)
+        rows.append(f"| {path} | {tuple(variable.shape)} | {variable.dtype} | {held:,} |")
     return {
+        "run/variables": "\n".join(rows),
         "run/flags": "\n".join(f"    {line}" for line in parts.config.to_flags()) or "all at their defaults",
         "run/environment": "\n".join(f"- {k}: {v}" for k, v in environment.items()),
     }

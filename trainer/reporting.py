@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 import keras
+import numpy as np
+import numpy.typing as npt
 
 from trainer.append import Appender
 from trainer.board import Board
@@ -27,7 +29,7 @@ class Nothing:
     def _ignore(self, *arguments: Any) -> None:
         pass
 
-    say = started = define = log = note = write = finish = close = _ignore
+    say = started = define = text = picture = weights = log = note = write = finish = close = _ignore
 
 
 class Reporting:
@@ -77,13 +79,26 @@ class Reporting:
     def define(self, facts: Mapping[str, str], model: keras.Model, hyperparameters: Mapping[str, Any]) -> None:
         """Writes what the run is to TensorBoard: text, graph, hparams."""
         for tag, text in facts.items():
-            self._board.text(tag, text)
+            self._board.text(0, tag, text)
         self._board.graph(model)
         self._board.hyperparameters(hyperparameters, str(self._directory.path))
 
     def note(self, step: int, facts: Mapping[str, Any]) -> None:
         """Writes a line of metrics.jsonl that is not of the usual kind."""
         self._metrics.write(json.dumps({"step": step, **facts}).encode() + b"\n")
+
+    def text(self, step: int, tag: str, text: str) -> None:
+        """Shows a text, in Markdown, in TensorBoard."""
+        self._board.text(step, tag, text)
+
+    def picture(self, step: int, tag: str, pixels: npt.NDArray[np.uint8]) -> None:
+        """Shows a picture, uint8 (height, width, 3), in TensorBoard."""
+        self._board.image(step, tag, pixels)
+
+    def weights(self, step: int, layer: str, values: npt.NDArray[np.floating]) -> None:
+        """Shows the norm of a variable in TensorBoard, and how its values are spread."""
+        self._board.scalar(step, f"weight_norm/{layer}", float(np.linalg.norm(values.astype(np.float64))))
+        self._board.histogram(step, f"weights/{layer}", values.ravel()[:: max(1, values.size // 100_000)])
 
     def _booked(self) -> dict[str, float]:
         """Seconds of this start so far that were spent waiting for data, and on other than steps."""

@@ -74,13 +74,7 @@ class Objective:
         Returns:
           (objective, Sums with no gradients).
         """
-        y_pred, non_trainable, own_losses = self.model.stateless_call(
-            trainable,
-            self._with_seeds(state, batch["key"]),
-            batch["x"],
-            return_losses=True,
-            **({"training": training} if self._takes_training else {}),
-        )
+        y_pred, non_trainable, own_losses = self._forward(trainable, state, batch["key"], batch["x"], training)
         objective, weight = self._weighted_losses(batch["y"], y_pred, batch.get("weight"))
         for loss in own_losses:
             objective += weight * ops.cast(loss, "float32")
@@ -95,6 +89,20 @@ class Objective:
             gradients=[],
         )
         return objective, sums
+
+    def outputs(self, trainable: list[Tensor], state: list[Tensor], x: Any) -> Any:
+        """The model's outputs in evaluation for examples (n, ...)."""
+        return self._forward(trainable, state, ops.zeros((2,), "uint32"), x, training=False)[0]
+
+    def _forward(self, trainable: list[Tensor], state: list[Tensor], key: Tensor, x: Any, training: bool) -> Any:
+        """(outputs, new non-trainable values, the model's own losses)."""
+        return self.model.stateless_call(
+            trainable,
+            self._with_seeds(state, key),
+            x,
+            return_losses=True,
+            **({"training": training} if self._takes_training else {}),
+        )
 
     def _with_seeds(self, state: list[Tensor], key: Tensor) -> list[Tensor]:
         """All non-trainable values: seed generator j starts at the replica's key, offset by j."""

@@ -11,6 +11,7 @@ from trainer import copies, printout
 from trainer.assembly import Assembly
 from trainer.clock import Clock, Interval
 from trainer.errors import UserError
+from trainer.gallery import Gallery
 from trainer.guard import Guard
 from trainer.health import Health
 from trainer.history import History
@@ -61,7 +62,7 @@ class Training:
         self._ids, self._ids_before = 0, progress.ids  # checksums of the examples since the last line of the log
         self._compiled, self.told = False, 0  # told: what all processes have agreed to obey
         self._stalls: list[float] = []  # seconds that saves since the last line of the log held the training up
-        self.health = Health(parts)
+        self.health, self._gallery = Health(parts), Gallery(parts)
         self.reporting: Reporting | Nothing = Nothing()
         self.history: History | Nothing = Nothing()
         if chief:
@@ -184,8 +185,9 @@ class Training:
         source = self.parts.dataset.validation
         if source is None:
             return {}
-        with self._ledger("evaluate"):
+        with self._ledger("evaluate" if self._validation else "compile"):  # the first one is the slowest by far
             self._validation = self.parts.evaluate(source, "val_")
+            self._gallery.show(self.step, self.reporting, self.step >= self.parts.steps)
         return self._validation
 
     def _log(self, metrics: dict[str, float]) -> None:

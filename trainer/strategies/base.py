@@ -78,6 +78,14 @@ class Strategy(abc.ABC):
     def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
         """Adds `count` evaluation steps of a block to the totals; changes no variable."""
 
+    def predict(self, x: Any) -> Any:
+        """The model's outputs for a few examples, on the host; None where no process alone can compute them.
+
+        Args:
+          x: as the model takes it, (examples, ...); the same shape at each call.
+        """
+        return None
+
     def checksums(self) -> list[int]:
         """A number for each local device's copy of all variables, equal if the copies are; [] where each has one."""
         return []

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -172,6 +173,15 @@ class DeviceMesh(Strategy):
     def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
         with self._placing.scope():
             return self.loop(False, block)(self._values(), block, 0, count, 0, totals)[1]
+
+    def predict(self, x: Any) -> Any:
+        with self._placing.scope():
+            return jax.tree.map(np.asarray, self._outputs(self._values(), x))
+
+    @functools.cached_property
+    def _outputs(self) -> Any:
+        """(values, x) -> outputs, compiled."""
+        return jax.jit(lambda values, x: self._program.objective.outputs(values.trainable, values.state, x))
 
     def checksums(self) -> list[int]:
         copies = [] if self._sharded or self.devices == 1 else per_device(self._values())

@@ -141,6 +141,9 @@ class ParameterServer(TFDistribute):
     def feed(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
         yield from pipeline.dataset(first_block)
 
+    def predict(self, x: Any) -> None:
+        """None: the variables lie on the servers."""
+
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
         for i, outcome in enumerate(self._computed(self._train_on_worker, block, range(first, first + count))):
             totals = self._objective.add(totals, outcome, np.int32(step + i))

@@ -64,6 +64,7 @@ class TFDistribute(Strategy):
         # No AutoGraph: the loops are written out, and errors of the model's keep their own type.
         self._train = tf.function(self._train_steps, reduce_retracing=True, autograph=False)
         self._evaluate = tf.function(self._evaluate_steps, reduce_retracing=True, autograph=False)
+        self._predict = tf.function(self._outputs, reduce_retracing=True, autograph=False)
         self._sum_bits = tf.function(lambda: self._strategy.run(self._bits), autograph=False)
 
     def feed(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
@@ -76,6 +77,9 @@ class TFDistribute(Strategy):
     def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
         return self._evaluate(block, np.int32(count), totals)
 
+    def predict(self, x: Any) -> Any:
+        return tf.nest.map_structure(np.asarray, self._predict(x))
+
     def checksums(self) -> list[int]:
         if self.devices == 1:
             return []
@@ -86,6 +90,9 @@ class TFDistribute(Strategy):
             tf.profiler.experimental.start(directory)
         else:
             tf.profiler.experimental.stop()
+
+    def _outputs(self, x: Any) -> Any:
+        return self._objective.outputs(*self._read_variables(), x)
 
     def _train_steps(self, block: Block, first: Any, count: Any, step: Any, totals: Totals) -> Totals:
         def one(i: Any, totals: Totals) -> tuple[Any, Totals]:
