@@ -1,70 +1,162 @@
-"""Time of a step beside keras.Model.fit on the same data in the same order, interleaved; checks equal losses first.
+"""Does a step cost what its arithmetic costs? Beside keras.Model.fit and a loop written by hand.
 
-python benchmarks/step_time.py [tensorflow|jax] [rounds]
+python -m benchmarks.step_time tensorflow|jax
 """
 
-import statistics
 import sys
-import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from benchmarks import page
+from benchmarks.paired import in_turn, ratio
 from trainer import backend
 from trainer.config import Config
 
-STEPS, BATCH = 256, 64
+# case: (the model's flag, shape of an example, batch, steps, target of ours to the hand-written loop, and to fit)
+_CASES: dict[str, tuple[str, tuple[int, ...], int, int, tuple[float, float]]] = {
+    "overhead: 16 units, batch 8": ("mlp(units=16, depth=1)", (8,), 8, 2048, (0.25, 1 / 12)),
+    "mlp, batch 64": ("mlp", (784,), 64, 256, (0.90, 1 / 1.5)),
+    "mlp, batch 512": ("mlp", (784,), 512, 64, (1.02, 1.0)),
+    "mlp, batch 4096": ("mlp", (784,), 4096, 8, (1.02, 1.0)),
+}
 
 
-def main(name: str, rounds: int) -> None:
-    """Prints milliseconds a step of both sides, and the median of the paired ratios."""
+def main(name: str) -> None:
+    """Times all cases and records them."""
+    backend.prepare(name)
+    with backend.quiet():
+        import trainer.assembly  # noqa: F401
+    rows = []
+    for case, (model, shape, batch, steps, targets) in _CASES.items():
+        sides = _sides(name, model, shape, batch, steps)
+        measured = in_turn(sides, tolerance=1e-2)
+        unit, per = ("µs", steps * 1e-6) if batch == 8 else ("ms", steps * 1e-3)
+        ours = measured.pop("ours")
+        for rival, theirs in measured.items():
+            target = targets[0] if rival == "loop by hand" else targets[1] if rival == "fit, tf.data" else None
+            found = ratio(ours, theirs)
+            rows.append(page.compared(case, rival, ours, theirs, found, per, f"{unit} a step", target))
+    page.record(
+        f"step-{name}",
+        f"What does a step cost beside Keras's own? ({name})",
+        "One device, Adam, metrics on, Onecurve with its shuffling, gradient norms and watch for what is not finite; "
+        "mean losses of the first round equal to 1 %",
+        rows,
+    )
+
+
+def _sides(name: str, spec: str, shape: tuple[int, ...], batch: int, steps: int) -> dict[str, Callable[[], float]]:
+    """Ways of doing the same steps from the same weights on the same examples; each returns the mean loss."""
+    import keras
+
+    from trainer.assembly import assemble
+    from trainer.peers import Peers
+
     config = Config(
         backend=name,
-        dataset="synthetic(examples=16384, shape=(28, 28, 1))",
-        optimizer="sgd",
-        steps=STEPS,
-        global_batch=BATCH,
+        model=spec,
+        dataset=f"synthetic(examples={steps * batch}, shape={shape})",
+        cache="memory",
+        learning_rate=1e-4,
+        steps=steps,
+        global_batch=batch,
     )
-    backend.prepare(backend.choose(config))
-    with backend.quiet():
-        import keras
-
-        from trainer.assembly import assemble
-        from trainer.peers import Peers
-
-    ours = assemble(config, Peers())
-    model = keras.models.clone_model(ours.program.model)
-    model.set_weights(ours.program.model.get_weights())
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(config.learning_rate), loss, metrics=["accuracy"])
-    pipeline = ours.pipeline(ours.dataset.train, shuffled=True)
-    blocks = [pipeline.read_block(i) for i in range(STEPS // pipeline.block)]
+    parts = assemble(config, Peers())
+    program = parts.program
+    pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
+    blocks = [pipeline.read_block(i) for i in range(steps // pipeline.block)]
     x, y = (np.concatenate([b[k].reshape(-1, *b[k].shape[3:]) for b in blocks]) for k in "xy")
 
-    def our_pass() -> float:
-        totals, fed = ours.program.objective.no_totals(), ours.blocks(pipeline)
-        for i in range(STEPS // pipeline.block):
-            totals = ours.strategy.train(next(fed), 0, pipeline.block, i * pipeline.block, totals)
-        return ours.program.objective.results(totals)["loss"]
+    def fresh() -> Any:
+        """A model of its own, as compile() makes it, with the weights that ours begins with."""
+        model = keras.models.clone_model(program.model)
+        model.set_weights(program.model.get_weights())
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(config.learning_rate), loss, metrics=["accuracy"])
+        return model
 
-    def fit_pass() -> float:
-        return float(model.fit(x, y, BATCH, shuffle=False, verbose=0).history["loss"][0])
+    def ours() -> float:
+        totals, fed = program.objective.no_totals(), parts.blocks(pipeline)
+        for i in range(steps // pipeline.block):
+            totals = parts.strategy.train(next(fed), 0, pipeline.block, i * pipeline.block, totals)
+        return float(program.objective.results(totals)["loss"])
 
-    pairs = []
-    for turn in range(rounds + 2):  # the first two warm up: they compile
-        times, losses = [], []
-        for one in (our_pass, fit_pass):
-            start = time.perf_counter()
-            losses.append(one())
-            times.append(1e3 * (time.perf_counter() - start) / STEPS)
-        if abs(losses[0] - losses[1]) > 1e-3 * losses[1]:
-            raise SystemExit(f"the two sides compute different things: losses {losses}")
-        if turn >= 2:
-            pairs.append(times)
-    own, fit = (statistics.median(side) for side in zip(*pairs, strict=True))
-    ratio = statistics.median(a / b for a, b in pairs)
-    print(f"{name}, mlp, batch {BATCH}, metrics on: {own:.2f} ms a step, fit {fit:.2f} ms, ratio {ratio:.2f}")
+    of_arrays, of_tf_data = fresh(), fresh()
+
+    def fit_arrays() -> float:
+        return float(of_arrays.fit(x, y, batch, shuffle=False, verbose=0).history["loss"][0])
+
+    def fit_tf_data() -> float:
+        import tensorflow as tf
+
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+        return float(of_tf_data.fit(data, verbose=0).history["loss"][0])
+
+    by_hand = {"jax": _loop_in_jax, "tensorflow": _loop_in_tensorflow}[name](fresh(), x, y, batch)
+    return {"ours": ours, "loop by hand": by_hand, "fit, arrays": fit_arrays, "fit, tf.data": fit_tf_data}
+
+
+def _loop_in_jax(model: Any, x: Any, y: Any, batch: int) -> Callable[[], float]:
+    """One jitted step, with its arguments donated, called for each slice of the arrays."""
+    import jax
+    import keras
+
+    optimizer, loss_of, metric = model.optimizer, model.loss, keras.metrics.SparseCategoricalAccuracy()
+    optimizer.build(model.trainable_variables)
+
+    def loss_and_more(trainable: Any, rest: Any, metrics: Any, x: Any, y: Any) -> Any:
+        y_pred, rest = model.stateless_call(trainable, rest, x, training=True)
+        return loss_of(y, y_pred), (rest, metric.stateless_update_state(metrics, y, y_pred))
+
+    def step(state: Any, total: Any, x: Any, y: Any) -> Any:
+        trainable, rest, slots, metrics = state
+        gradient_of = jax.value_and_grad(loss_and_more, has_aux=True)
+        (loss, (rest, metrics)), gradients = gradient_of(trainable, rest, metrics, x, y)
+        trainable, slots = optimizer.stateless_apply(slots, gradients, trainable)
+        return (trainable, rest, slots, metrics), total + loss
+
+    compiled = jax.jit(step, donate_argnums=(0, 1))
+    variables = (model.trainable_variables, model.non_trainable_variables, optimizer.variables, metric.variables)
+    kept = [tuple([v.value for v in group] for group in variables)]
+
+    def run() -> float:
+        state, total = kept[0], 0.0
+        for first in range(0, len(x), batch):
+            state, total = compiled(state, total, x[first : first + batch], y[first : first + batch])
+        kept[0] = state
+        return float(total) * batch / len(x)
+
+    return run
+
+
+def _loop_in_tensorflow(model: Any, x: Any, y: Any, batch: int) -> Callable[[], float]:
+    """One tf.function of a step, compiled by XLA, called for each slice of the arrays."""
+    import keras
+    import tensorflow as tf
+
+    optimizer, loss_of, metric = model.optimizer, model.loss, keras.metrics.SparseCategoricalAccuracy()
+    optimizer.build(model.trainable_variables)
+    total = tf.Variable(0.0)
+
+    @tf.function(jit_compile=True)
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            y_pred = model(x, training=True)
+            loss = loss_of(y, y_pred)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        metric.update_state(y, y_pred)
+        total.assign_add(loss)
+
+    def run() -> float:
+        total.assign(0.0)
+        for first in range(0, len(x), batch):
+            step(x[first : first + batch], y[first : first + batch])
+        return float(total) * batch / len(x)
+
+    return run
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[1:2] or ["tensorflow"]:
-        main(chosen, int(sys.argv[2]) if len(sys.argv) > 2 else 7)
+    main(sys.argv[1])

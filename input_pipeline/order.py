@@ -113,10 +113,10 @@ def keys(seed: int, steps: npt.ArrayLike, replicas: npt.ArrayLike) -> npt.NDArra
     return np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)], -1).astype(np.uint32)
 
 
-def checksum(ids: npt.ArrayLike) -> int:
-    """A 64-bit sum over example ids, the same in any order: what was fed, added up over steps and processes."""
+def checksums(ids: npt.ArrayLike) -> list[int]:
+    """64-bit sums over example ids (sums, ids of each): the same in any order, added up over steps and processes."""
     with np.errstate(over="ignore"):
-        return int(fold(2, ids).sum(dtype=np.uint64))
+        return [int(total) for total in fold(2, ids).sum(axis=1, dtype=np.uint64)]
 
 
 def split(n: int, fraction: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -89,8 +89,8 @@ class Pipeline:
         n = len(self.source)
         ids = order.order(self.seed, position, n) if self.shuffled else np.minimum(position, n - 1)
         if self.shuffled:
-            for i, of_step in enumerate(ids):
-                self._fed[block * self.block + i] += order.checksum(of_step)
+            for i, checksum in enumerate(order.checksums(ids.reshape(self.block, -1))):
+                self._fed[block * self.block + i] += checksum
         example = read(self.source, ids.ravel())
         if self.augment and self.shuffled:
             example = self.augment(example, order.fold(3, self.seed, position.ravel()))
@@ -117,7 +117,7 @@ class Pipeline:
         return dict(spec)
 
 
-def block_steps(source: Source, global_batch: int, most: int = 32, megabytes: float = 8.0) -> int:
+def block_steps(source: Source, global_batch: int, most: int = 256, megabytes: float = 8.0) -> int:
     """How many steps a block holds: a power of two, 2 to `most`, of at most `megabytes` if it can be."""
     example = sum(int(np.prod(s.shape)) * s.dtype.itemsize for s in flatten(example_spec(source)))
     steps = max(2, int(megabytes * 2**20 / max(1, example * global_batch)))

@@ -50,7 +50,7 @@ class Assembly:
             self.config.global_batch,
             replicas,
             self.strategy.shares(replicas),
-            block_steps(source, self.config.global_batch),
+            block_steps(source, self.config.global_batch, 256 if shuffled else 32),
             self.dataset.classes,
             shuffled,
             self.config.prefetch,

@@ -80,7 +80,9 @@ class Plan:
 
     def _compared(self, steps: range, fed: int) -> Iterator[str]:
         """Nothing, if the steps were fed their ids; else which were lost or repeated, where that explains it."""
-        sums = {step: order.checksum(self.ids(step)) for step in range(max(0, steps.start - len(steps)), steps.stop)}
+        sums = {
+            step: order.checksums([self.ids(step)])[0] for step in range(max(0, steps.start - len(steps)), steps.stop)
+        }
         missing = (sum(sums[step] for step in steps) - fed) % 2**64
         if not missing:
             return

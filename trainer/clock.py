@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+_BETWEEN_STOPS = 1.0  # seconds, about
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -52,6 +53,7 @@ class Clock:
       intervals: name -> cadence. A cadence in seconds is looked at wherever the run stops anyway.
       marks: further steps to stop at.
       now: the time in seconds.
+      most: steps between two stops at most; `pace` tells how many are right.
     """
 
     steps: int
@@ -60,6 +62,7 @@ class Clock:
     intervals: Mapping[str, Interval]
     marks: Sequence[int] = ()
     now: Callable[[], float] = time.monotonic
+    most: int = 1
 
     def __post_init__(self) -> None:
         self._last = dict.fromkeys(self.intervals, self.now())
@@ -80,12 +83,21 @@ class Clock:
             periods += 1
         return due
 
+    def pace(self, steps: int, since: float) -> int:
+        """How many steps to do until the next stop, so that signals and clocks are obeyed within seconds.
+
+        Args:
+          steps: that were done.
+          since: when they began.
+        """
+        return max(1, min(2 * self.most, int(steps * _BETWEEN_STOPS / max(1e-9, self.now() - since))))
+
     def chunks(self, step: int, block_end: int) -> Iterator[int]:
         """Ends of the pieces into which steps `step` to `block_end` fall, cut where something is due."""
         while step < min(block_end, self.steps):
             next_due = [self._next(interval, step) for interval in self.intervals.values()]
             next_due += [mark for mark in self.marks if mark > step]
-            step = min(*next_due, block_end, self.steps)
+            step = min(*next_due, block_end, self.steps, step + self.most)
             yield step
 
     def due(self, step: int) -> set[str]:

@@ -57,7 +57,7 @@ class Gallery:
 
     def _show_classes(self, step: int, reporting: Reporting | Nothing, x: Any, y: npt.NDArray[Any]) -> None:
         logits = self._predictions(x, len(y))
-        if logits is None or logits.ndim != 2:
+        if logits is None or logits.shape[1:] != (self._parts.dataset.classes,):
             return
         chosen, classes = logits.argmax(1), logits.shape[1]
         if classes <= _CLASSES:

@@ -60,7 +60,7 @@ class Training:
         self._guard = Guard(config, len(parts.dataset.train), progress.guard)
         self.pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
         self._ids, self._ids_before = 0, progress.ids  # checksums of the examples since the last line of the log
-        self._compiled, self.told = False, 0  # told: what all processes have agreed to obey
+        self._compiled, self.told, self._pace = False, 0, 1  # told: what all have agreed to obey; pace: see the clock
         self._stalls: list[float] = []  # seconds that saves since the last line of the log held the training up
         self.health, self._gallery = Health(parts), Gallery(parts)
         self.reporting: Reporting | Nothing = Nothing()
@@ -105,11 +105,12 @@ class Training:
 
     def advance(self, block: Any, first: int, end: int) -> None:
         """Runs the steps up to `end` on a block, the first of them being the block's `first`."""
-        before = self._totals
+        before, begin, steps = self._totals, self.clock.now(), end - self.step
         with self._ledger("step" if self._compiled else "compile"):
-            self._totals = self.parts.strategy.train(block, first, end - self.step, self.step, before)
+            self._totals = self.parts.strategy.train(block, first, steps, self.step, before)
             # At most one chunk is in flight: the host runs ahead by no more, the device never waits.
             keras.ops.convert_to_numpy((before if self._compiled else self._totals).objective)
+        self._pace = self.clock.pace(steps, begin)
         self._ids += self.pipeline.fed(self.step, end)
         self.step = self.parts.peers.step = end
         if not self._compiled:
@@ -175,10 +176,10 @@ class Training:
         """
         names = sorted(self.clock.intervals)
         bits = sum(1 << i for i, name in enumerate(names) if name in due)
-        gathered = self.parts.peers.gather([bits, self._preemption.told, self._recovery.settle()])
-        bits, _, _ = gathered[0]
-        self.told = max(told for _, told, _ in gathered)
-        trouble = next((unsound for _, _, unsound in gathered if unsound), "")
+        gathered = self.parts.peers.gather([bits, self._pace, self._preemption.told, self._recovery.settle()])
+        bits, self.clock.most, _, _ = gathered[0]
+        self.told = max(told for *_, told, _ in gathered)
+        trouble = next((unsound for *_, unsound in gathered if unsound), "")
         return {name for i, name in enumerate(names) if bits >> i & 1}, trouble
 
     def _evaluate(self) -> dict[str, float]:
@@ -235,13 +236,12 @@ class Training:
     def final_metrics(self) -> dict[str, float]:
         """Ends the callbacks. Returns the last line's metrics, and those of the last evaluations."""
         self._callbacks.on_train_end()
-        data = self.parts.dataset
         final = self.reporting.last | (self._validation or self._evaluate())
-        if data.evaluation is data.validation:
+        if (test := self.parts.dataset.evaluation) is self.parts.dataset.validation:
             final |= {f"test_{k.removeprefix('val_')}": v for k, v in self._validation.items()}
-        elif data.evaluation is not None:
+        elif test is not None:
             with self._ledger("evaluate"):
-                final |= self.parts.evaluate(data.evaluation, "test_")
+                final |= self.parts.evaluate(test, "test_")
         return final
 
     @property

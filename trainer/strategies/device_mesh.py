@@ -21,8 +21,8 @@ from trainer.program import Program
 from trainer.step import mean_gradients, mean_state
 from trainer.strategies import jax_devices
 from trainer.strategies.base import Block, Strategy
-from trainer.strategies.data_parallel import ExactLoop, FastLoop, per_device, placed
-from trainer.strategies.host_values import Gathering, assign, own_pieces, sum_bits
+from trainer.strategies.data_parallel import ExactLoop, FastLoop, per_device
+from trainer.strategies.host_values import Gathering, OnMesh, assign, own_pieces, sum_bits
 from trainer.strategies.sharded import Forward, Placing, ShardedLoop, layout_of, over_replicas
 from trainer.sums import Sums, Totals, Values
 
@@ -107,17 +107,11 @@ class DeviceMesh(Strategy):
 
     def compile(self, program: Program) -> None:
         self._program = program
-        self._variables = Values(
-            list(program.model.trainable_variables),
-            list(program.objective.state_variables),
-            list(program.optimizer.variables),
-        )
+        self._state = OnMesh(program, self.sharding)
         outputs = [f"{layer.path}/output" for layer in program.model._flatten_layers()]
         self.layout.check_all_used([*program.variables, *outputs])
-        self._shardings = Values(*([self.sharding(v) for v in variables] for variables in self._variables))
         if not self._abstract:
-            for variable, value in zip(jax.tree.leaves(self._variables), jax.tree.leaves(self._values()), strict=True):
-                variable.assign(value)
+            self._state.assign(self._state.values())
         program.to_host = Gathering(self.mesh)
         program.assign = lambda variable, read: assign(variable, self.sharding(variable), read)
         if self.layout.shards and self.cluster.size > 1:
@@ -143,7 +137,7 @@ class DeviceMesh(Strategy):
             dtype = keras.backend.standardize_dtype(variable.dtype)
             return jax.ShapeDtypeStruct(variable.shape, dtype, sharding=self.sharding(variable))
 
-        values = Values(*([abstract(v) for v in variables] for variables in self._variables))
+        values = Values(*([abstract(v) for v in variables] for variables in self._state.variables))
         sharding = NamedSharding(self.mesh, _BY_REPLICA)
         block = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), block)
         totals = jax.eval_shape(self._program.objective.no_totals)
@@ -163,20 +157,18 @@ class DeviceMesh(Strategy):
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
         loop = self.loop(True, block)
         with self._placing.scope():  # layers place their outputs while they are traced
-            values, totals = loop(self._values(), block, first, count, step, totals)
+            values, totals = loop(self._state.values(), block, first, count, step, totals)
         assert values is not None  # the training loop updates
-        for variables, new in zip(self._variables, values, strict=True):
-            for variable, value in zip(variables, new, strict=True):
-                variable.assign(value)
+        self._state.assign(values)
         return totals
 
     def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
         with self._placing.scope():
-            return self.loop(False, block)(self._values(), block, 0, count, 0, totals)[1]
+            return self.loop(False, block)(self._state.values(), block, 0, count, 0, totals)[1]
 
     def predict(self, x: Any) -> Any:
         with self._placing.scope():
-            return jax.tree.map(np.asarray, self._outputs(self._values(), x))
+            return jax.tree.map(np.asarray, self._outputs(self._state.values(), x))
 
     @functools.cached_property
     def _outputs(self) -> Any:
@@ -184,7 +176,7 @@ class DeviceMesh(Strategy):
         return jax.jit(lambda values, x: self._program.objective.outputs(values.trainable, values.state, x))
 
     def checksums(self) -> list[int]:
-        copies = [] if self._sharded or self.devices == 1 else per_device(self._values())
+        copies = [] if self._sharded or self.devices == 1 else per_device(self._state.values())
         return [int(sum_bits(values)) for values in copies]
 
     def close(self) -> None:
@@ -208,22 +200,13 @@ class DeviceMesh(Strategy):
         batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
         # XLA's CPU compiler takes its fast convolutions in a program's entry only: they are 10 times
         # slower in the loops of FastLoop.
-        slow = self._on_cpu and "conv_general" in str(jax.make_jaxpr(leaf)(self._values(), batch))
+        slow = self._on_cpu and "conv_general" in str(jax.make_jaxpr(leaf)(self._state.values(), batch))
         return (ExactLoop if self._exact or slow else FastLoop)(self.mesh, replicas, leaf, update, self._tally)
 
     def _sharded_loop(self, training: bool) -> ShardedLoop:
-        leaf = self._leaf(over_replicas(self._forward(training), self._shardings.trainable), training)
+        leaf = self._leaf(over_replicas(self._forward(training), self._state.shardings.trainable), training)
         update = self._update if training else None
-        return ShardedLoop(self.mesh, self._program.replicas, leaf, update, self._shardings, self._tally)
-
-    def _values(self) -> Values:
-        """On the mesh: a variable that was restored, or that a callback has set, may lie elsewhere."""
-        return Values(
-            *(
-                [placed(v.value, sharding) for v, sharding in zip(variables, shardings, strict=True)]
-                for variables, shardings in zip(self._variables, self._shardings, strict=True)
-            )
-        )
+        return ShardedLoop(self.mesh, self._program.replicas, leaf, update, self._state.shardings, self._tally)
 
     def _forward(self, training: bool) -> Forward:
         def forward(trainable: list[Any], values: Values, batch: Batch) -> tuple[Any, Sums]:
@@ -245,7 +228,7 @@ class DeviceMesh(Strategy):
         return with_gradients if training else lambda values, batch: forward(values.trainable, values, batch)[1]
 
     def _loss_scale(self, values: Values) -> Any:
-        for variable, value in zip(self._variables.optimizer, values.optimizer, strict=True):
+        for variable, value in zip(self._state.variables.optimizer, values.optimizer, strict=True):
             if variable is getattr(self._program.optimizer, "dynamic_scale", None):  # mixed_float16
                 return value
         return 1.0
@@ -258,7 +241,7 @@ class DeviceMesh(Strategy):
         if self._program.objective.skips:
             healthy = self._program.objective.outcome(sums).healthy
             new = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, values)
-            for i, variable in enumerate(self._variables.optimizer):
+            for i, variable in enumerate(self._state.variables.optimizer):
                 if variable is self._program.optimizer.iterations:  # steps count, skipped or not
                     new.optimizer[i] = optimizer[i]
         return new

@@ -1,5 +1,6 @@
-"""Variables on a JAX mesh, to and from the host: whole, or what lies on this process's devices."""
+"""Variables on a JAX mesh: for the compiled steps, and to and from the host, whole or what lies on its devices."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,9 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from trainer.program import Program
 from trainer.shards import Index, Piece
+from trainer.strategies.data_parallel import placed
 from trainer.sums import Values
 
 
@@ -28,6 +31,41 @@ class Gathering:
         if not value.is_fully_addressable and not value.is_fully_replicated:
             value = self._gather(value)
         return np.asarray(value)
+
+
+class OnMesh:
+    """A program's variables, as the compiled steps take and leave them.
+
+    Args:
+      program: whose.
+      sharding: where a variable lies.
+    """
+
+    def __init__(self, program: Program, sharding: Callable[[keras.Variable], NamedSharding]) -> None:
+        self.variables = Values(
+            list(program.model.trainable_variables),
+            list(program.objective.state_variables),
+            list(program.optimizer.variables),
+        )
+        self.shardings = jax.tree.map(sharding, self.variables)
+        # What the last step has left. Weakly: a restore must not hold two copies of everything.
+        self._left = [_nothing] * len(jax.tree.leaves(self.variables))
+
+    def values(self) -> Values:
+        """On the mesh: a variable that was restored, or that a callback has set, may lie elsewhere."""
+        values, left = jax.tree.map(lambda variable: variable.value, self.variables), iter(self._left)
+        return Values(*jax.tree.map(lambda v, s: v if next(left)() is v else placed(v, s), values, self.shardings))
+
+    def assign(self, values: Values) -> None:
+        """Sets all variables."""
+        leaves = jax.tree.leaves(values)
+        for variable, value in zip(jax.tree.leaves(self.variables), leaves, strict=True):
+            variable.assign(value)
+        self._left = [weakref.ref(value) for value in leaves]
+
+
+def _nothing() -> None:
+    """A weak reference to nothing."""
 
 
 def assign(variable: keras.Variable, sharding: NamedSharding, read: Callable[[Index], np.ndarray]) -> None:
