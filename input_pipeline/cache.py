@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from input_pipeline.source import Arrays, Source, example_spec, fingerprint, flatten, read
+from input_pipeline.source import Arrays, Source, example_spec, fingerprint, flatten, is_streamed, read
 
 _BATCH = 1024
 
@@ -38,6 +38,7 @@ class _Cached:
 
     def __init__(self, source: Source, arrays: list[Any], filled: bool = False) -> None:
         self._arrays, self._structure, self._length = arrays, example_spec(source), len(source)
+        self.streamed = is_streamed(source)  # the order of examples does not depend on the cache
         for first in range(0, 0 if filled else len(source), _BATCH):
             ids = np.arange(first, min(first + _BATCH, len(source)))
             for array, values in zip(arrays, flatten(read(source, ids)), strict=True):

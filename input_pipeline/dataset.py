@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 
 from input_pipeline import order
-from input_pipeline.source import Arrays, DataError, Example, Source, Subset, adapted, example_spec, fingerprint
+from input_pipeline.source import (
+    Arrays,
+    DataError,
+    Example,
+    Source,
+    Subset,
+    adapted,
+    example_spec,
+    fingerprint,
+    is_streamed,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +79,8 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
         if isinstance(source, Arrays) and classes is not None:
             check_labels(source.arrays[1], classes, f"{name!r}", np.arange(len(source)))
     validation = evaluation
+    if validation_fraction and is_streamed(train):
+        raise DataError("streamed examples can't be held out: give the dataset an `evaluation` of its own")
     if validation_fraction:
         kept, held_out = order.split(len(train), validation_fraction)
         if not len(kept) or not len(held_out):

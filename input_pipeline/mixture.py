@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from input_pipeline.dataset import Dataset
-from input_pipeline.source import DataError, Example, Source, example_spec, map_structure, read
+from input_pipeline.dataset import Dataset, prepare
+from input_pipeline.source import DataError, Example, Source, example_spec, is_streamed, map_structure, read
 
 
 class Mixture:
@@ -64,7 +64,9 @@ def load(parts: Mapping[str, float], arguments: Mapping[str, Mapping[str, Any]] 
     """
     if not parts or min(parts.values()) <= 0:
         raise DataError(f"shares must be positive: {dict(parts)}")
-    loaded = {name: _load(name)(**(arguments or {}).get(name, {})) for name in parts}
+    loaded = {name: prepare(_load(name)(**(arguments or {}).get(name, {})), 0) for name in parts}
+    if streamed := [name for name, data in loaded.items() if is_streamed(data.train)]:
+        raise DataError(f"{streamed[0]} is streamed, in an order of its own: it can't be mixed")
     specs = {name: example_spec(data.train) for name, data in loaded.items()}
     first = next(iter(specs))
     for name, spec in specs.items():

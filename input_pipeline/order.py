@@ -93,11 +93,6 @@ def order(seed: int, positions: npt.ArrayLike, n: int) -> npt.NDArray[np.int64]:
     return permute(positions % n, n, fold(0, seed, passes))
 
 
-def of_step(seed: int, step: int, global_batch: int, n: int) -> npt.NDArray[np.int64]:
-    """int64 (global_batch,): the examples of a step, counted from 0."""
-    return order(seed, step * global_batch + np.arange(global_batch), n)
-
-
 def keys(seed: int, steps: npt.ArrayLike, replicas: npt.ArrayLike) -> npt.NDArray[np.uint32]:
     """The random key of a logical replica at a step: fold(seed, step, replica).
 

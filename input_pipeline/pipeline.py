@@ -12,10 +12,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from input_pipeline import order
 from input_pipeline.dataset import check_labels
-from input_pipeline.source import DataError, Source, Spec, example_spec, flatten, map_structure, read
+from input_pipeline.source import (
+    DataError,
+    Example,
+    Source,
+    Spec,
+    example_spec,
+    flatten,
+    ids_at,
+    is_streamed,
+    map_structure,
+    read,
+)
 
 Batch = dict[str, Any]  # 'x', 'y', 'key' and, where examples are weighted or padded, 'weight'
 
@@ -52,6 +64,7 @@ class Pipeline:
     def __post_init__(self) -> None:
         self.error: Exception | None = None  # what the source raised: tf.data hands on only its text
         self._fed: dict[int, int] = collections.defaultdict(int)  # step: checksum of the ids of our shares
+        self._whole: tuple[int, Example] = (-1, ())  # of streamed data: the last block that was read
         self._padded = not self.shuffled and len(self.source) % self.global_batch != 0
 
     @property
@@ -87,11 +100,11 @@ class Pipeline:
         step = block * self.block + np.arange(self.block)[:, None, None]
         position = step * self.global_batch + replica * per_replica + np.arange(per_replica)
         n = len(self.source)
-        ids = order.order(self.seed, position, n) if self.shuffled else np.minimum(position, n - 1)
+        ids = self._ids(position)
         if self.shuffled:
             for i, checksum in enumerate(order.checksums(ids.reshape(self.block, -1))):
                 self._fed[block * self.block + i] += checksum
-        example = read(self.source, ids.ravel())
+        example = self._read(block, position, ids)
         if self.augment and self.shuffled:
             example = self.augment(example, order.fold(3, self.seed, position.ravel()))
         x, y, *weight = example
@@ -104,6 +117,20 @@ class Pipeline:
             given = weight[0].reshape(ids.shape) if weight else np.ones(ids.shape)
             batch["weight"] = np.where(position < n, given, 0).astype(np.float32) if self._padded else given
         return batch
+
+    def _ids(self, position: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        if self.shuffled:
+            return ids_at(self.source, self.seed, position)
+        return np.minimum(position, len(self.source) - 1)
+
+    def _read(self, block: int, position: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]) -> Example:
+        if not is_streamed(self.source):
+            return read(self.source, ids.ravel())
+        first = block * self.block * self.global_batch
+        if self._whole[0] != block:  # a stream is read once for all shares of a block, which comes one after another
+            everything = self._ids(first + np.arange(self.block * self.global_batch))
+            self._whole = block, read(self.source, everything)
+        return map_structure(lambda a: a[(position - first).ravel()], self._whole[1])
 
     @property
     def spec(self) -> Batch:

@@ -121,7 +121,7 @@ class Examples:
       DataError: a record without a feature, or with other numbers of values.
     """
 
-    def __init__(self, records: Records, features: Features, label: str) -> None:
+    def __init__(self, records: "Sequence[bytes]", features: Features, label: str) -> None:
         self._records, self._label = records, label
         self._features = {name: (np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in features.items()}
 
@@ -157,7 +157,7 @@ def load(
     classes: int | None = None,
     skip_bad: int = 0,
 ) -> Dataset:
-    """Examples of TFRecord files; each file is scanned once, and an index kept beside it.
+    """Examples of TFRecord files, each scanned once, with an index kept beside it; or of ArrayRecord files.
 
     Args:
       data_dir: directory of the files.
@@ -177,7 +177,18 @@ def load(
     if label not in features:
         raise DataError(f"label {label!r} is not among the features {', '.join(features)}")
     sources = [
-        Examples(Records(paths[g], skip_bad), features, label) if paths[g] else None for g in (train, evaluation)
+        Examples(_opened(paths[g], skip_bad), features, label) if paths[g] else None for g in (train, evaluation)
     ]
     assert sources[0]
     return Dataset(sources[0], sources[1], classes)
+
+
+def _opened(paths: list[pathlib.Path], skip_bad: int) -> Any:
+    """The records of files: of ArrayRecord, which has an index of its own, or else of TFRecord."""
+    if not all(path.suffix in (".array_record", ".arrayrecord") for path in paths):
+        return Records(paths, skip_bad)
+    try:
+        from grain.sources import ArrayRecordDataSource
+    except ImportError:
+        raise DataError("to read ArrayRecord files, grain is needed: pip install 'onecurve[grain]'") from None
+    return ArrayRecordDataSource([str(path) for path in paths])

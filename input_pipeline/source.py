@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from input_pipeline import order
+
 Example = Any  # a nested structure of arrays, as Keras takes it: (x, y) or (x, y, weight)
 
 
@@ -84,20 +86,25 @@ class Items:
         return len(self._items)
 
     def read(self, ids: npt.NDArray[np.int64]) -> Example:
-        return _stacked([self._items[int(i)] for i in ids])
+        return stacked([self._items[int(i)] for i in ids])
 
 
-def _stacked(examples: Sequence[Any]) -> Any:
+def stacked(examples: Sequence[Any]) -> Any:
+    """Single examples as a batch."""
     first = examples[0]
     if isinstance(first, dict):
-        return {name: _stacked([e[name] for e in examples]) for name in first}
+        return {name: stacked([e[name] for e in examples]) for name in first}
     if isinstance(first, tuple | list):
-        return tuple(_stacked([e[i] for e in examples]) for i in range(len(first)))
+        return tuple(stacked([e[i] for e in examples]) for i in range(len(first)))
     return np.stack([np.asarray(e) for e in examples])
 
 
 def adapted(given: Any) -> Any:
     """A Source, if it is one or can be made one; else what was given."""
+    if all(hasattr(given, name) for name in ("cardinality", "element_spec", "as_numpy_iterator")):
+        from input_pipeline.stream import Stream
+
+        return Stream(given)  # a tf.data.Dataset
     items = all(hasattr(given, name) for name in ("__len__", "__getitem__"))
     return Items(given) if items and not isinstance(given, Source) else given
 
@@ -131,11 +138,22 @@ def read(source: Source, ids: Sequence[int] | npt.NDArray[np.int64]) -> Example:
     return example
 
 
+def is_streamed(source: Source) -> bool:
+    """Whether a source is read in its own order, one example after another."""
+    return bool(getattr(source, "streamed", False))
+
+
+def ids_at(source: Source, seed: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The example at each position of a run's endless order: random in each pass, or as it is streamed."""
+    return positions % len(source) if is_streamed(source) else order.order(seed, positions, len(source))
+
+
 def fingerprint(source: Source) -> str:
     """A short digest of a source: its length, its spec and a few examples spread over it."""
     n = len(source)
+    ids = np.arange(min(n, 16)) if is_streamed(source) else np.unique(np.linspace(0, n - 1, 16).astype(np.int64))
     digest = hashlib.sha256(repr((n, example_spec(source))).encode())
-    for array in flatten(read(source, np.unique(np.linspace(0, n - 1, 16).astype(np.int64)))):
+    for array in flatten(read(source, ids)):
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:16]
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from input_pipeline.source import map_structure
+from input_pipeline.source import is_streamed, map_structure
 
 if TYPE_CHECKING:
     from input_pipeline.pipeline import Pipeline
@@ -35,7 +35,8 @@ def dataset(pipeline: "Pipeline", first_block: int) -> "tf.data.Dataset":
 
     # One read per block and share: the source sees few large batches. Order is kept, whatever the
     # number of parallel calls.
-    elements = index.map(element, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    calls = None if is_streamed(pipeline.source) else tf.data.AUTOTUNE
+    elements = index.map(element, num_parallel_calls=calls, deterministic=None if calls is None else True)
     return elements.prefetch(pipeline.prefetch * shares)
 
 

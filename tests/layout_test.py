@@ -103,3 +103,18 @@ def test_explain_256_devices():
     ).stdout
     for word in ("256 devices", "megatron+fsdp", "(data, model)", "all-gather", "GFLOP", "fits into", "explained in"):
         assert word in text, text
+
+
+def test_explain_predicts_a_step_on_other_numbers_of_devices():
+    """The table is made of the step's own FLOPs and bytes, and a wrong --predict is named."""
+    flags = ("--strategy=device_mesh", "--devices=4", "--model=mlp")
+    out = trainer("explain", "--predict=1GB/s,10us,1GFLOP/s", *flags).stdout
+    gflop = float(re.search(r"GFLOP a step, ([\d.]+) on each device", out)[1])
+    rows = {int(row[0]): row[1:] for line in out.splitlines() if (row := line.split()) and row[0].isdigit()}
+    assert sorted(rows) == [2**i for i in range(13)]
+    seconds = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+    compute, ring = (float(rows[4][i]) * seconds[rows[4][i + 1]] for i in (0, 2))
+    assert compute == pytest.approx(gflop, rel=0.02)  # at 1 GFLOP/s
+    assert ring == pytest.approx(6 * 10e-6 + 1.5 * 4 * 85_002 / 1e9, rel=0.02)
+    assert rows[1][-1] == "100.0%" and float(rows[4096][-1][:-1]) < float(rows[2][-1][:-1])
+    assert "is not bandwidth,latency,speed" in trainer("explain", "--predict=fast", *flags, code=2).stderr

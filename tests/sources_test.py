@@ -245,3 +245,138 @@ def test_a_download_that_broke_off_is_named(damage, keras_home, tmp_path):
     flags = ("--dataset=fashion_mnist", "--steps=1", f"--run_dir={tmp_path / 'run'}")
     told = trainer(*flags, code=2, KERAS_HOME=str(home)).stderr
     assert "fashion_mnist could neither be downloaded nor read from" in told
+
+
+STREAM = """
+import tensorflow as tf
+
+from input_pipeline import digits
+
+x, y = digits.load().train.arrays
+
+
+def load(length=None):
+    train = tf.data.Dataset.from_tensor_slices((x, y)).filter(lambda x, y: y < 9)
+    if length:
+        train = train.apply(tf.data.experimental.assert_cardinality(length))
+    held = tf.data.Dataset.from_tensor_slices((x[:100], y[:100]))
+    return type("Data", (), {"train": train, "evaluation": held, "classes": 10})
+"""
+LENGTH = int((Y < 9).sum())
+
+
+@pytest.fixture
+def streams(tmp_path):
+    (tmp_path / "streams.py").write_text(STREAM)
+    return {"cwd": tmp_path}
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_a_stream_goes_on_where_it_stood(backend, streams, tmp_path):
+    """Stopped in mid-pass and continued on two devices: the weights of one go on one device; each example once."""
+    flags = (f"--backend={backend}", f"--dataset=streams:load(length={LENGTH})", "--replicas=2", "--log_every=10")
+    trainer(*flags, "--steps=50", f"--run_dir={tmp_path / 'whole'}", **streams)
+    cut = f"--run_dir={tmp_path / 'cut'}"
+    trainer(*flags, "--steps=15", cut, **streams)
+    strategy = "mirrored" if backend == "tensorflow" else "device_mesh"
+    trainer(*flags[1:], "--steps=50", cut, f"--strategy={strategy}", "--devices=2", **streams)
+    assert summary(tmp_path / "cut")["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
+    kept = (*flags, "--steps=50", "--cache=memory", f"--run_dir={tmp_path / 'kept'}")
+    trainer(*kept, **streams)
+    assert summary(tmp_path / "kept")["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
+    assert "each example exactly once in each" in trainer("audit", cut, **streams).stdout
+
+
+def test_a_stream_of_unknown_or_wrong_length_is_refused(streams, tmp_path):
+    flags = ("--steps=40", f"--run_dir={tmp_path / 'run'}")
+    ran = trainer("--dataset=streams:load", *flags, code=2, **streams)
+    assert "does not know its length" in ran.stderr and "assert_cardinality" in ran.stderr
+    ran = trainer("--dataset=mixture(parts={'streams:load': 1})", *flags, code=2, **streams)
+    assert "does not know its length" in ran.stderr
+    ran = trainer(f"--dataset=streams:load(length={LENGTH})", "--validation_fraction=0.1", *flags, code=2, **streams)
+    assert "streamed examples can't be held out" in ran.stderr
+
+
+def test_reads_of_a_stream_are_those_of_its_arrays():
+    import tensorflow as tf
+
+    from input_pipeline.source import read
+    from input_pipeline.stream import Stream
+
+    stream = Stream(tf.data.Dataset.from_tensor_slices((X, Y)))
+    for ids in ([0], [0, 1, 2], [700, 701], [1435, 1436, 0, 1], [1, 1, 1], [5, 3, 3], range(600, 1300), [0]):
+        x, y = read(stream, ids)
+        assert (x == X[list(ids)]).all() and (y == Y[list(ids)]).all()
+
+
+def test_array_records(tmp_path):
+    """The digits as tf.train.Examples in ArrayRecord files: read as those of TFRecord files are."""
+    import tensorflow as tf
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    for part, count in {"train-0": 700, "train-1": 737, "test": 9}.items():
+        writer = ArrayRecordWriter(str(tmp_path / f"{part}.array_record"), "group_size:1")
+        first = 700 if part == "train-1" else 0
+        for image, label in zip(X[first : first + count], Y[first : first + count], strict=True):
+            feature = {
+                "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image.tobytes()])),
+                "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[int(label)])),
+            }
+            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+        writer.close()
+    data = records.load(str(tmp_path), FEATURES, "label", "train*.array_record", "test*.array_record", 10)
+    ids = np.array([3, 1436, 699, 700])
+    x, y = data.train.read(ids)
+    assert len(data.train) == 1437 and (x == X[ids]).all() and (y == Y[ids]).all()
+
+
+def test_grain_s_own_sources_serve():
+    from grain import MapDataset
+
+    data = prepare(type("Data", (), {"train": MapDataset.source(list(zip(X, Y, strict=True))), "classes": 10}), 0)
+    ids = np.array([9, 2])
+    x, y = data.train.read(ids)
+    assert (x == X[ids]).all() and (y == Y[ids]).all()
+
+
+TFDS = """
+import numpy as np
+import tensorflow_datasets as tfds
+
+from input_pipeline import digits
+
+
+class LittleDigits(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        features = {"image": tfds.features.Image(shape=(8, 8, 1)), "label": tfds.features.ClassLabel(num_classes=10)}
+        described = tfds.features.FeaturesDict(features)
+        return tfds.core.DatasetInfo(builder=self, features=described, supervised_keys=("image", "label"))
+
+    def _split_generators(self, manager):
+        return {"train": self._generate_examples(400), "test": self._generate_examples(50)}
+
+    def _generate_examples(self, n):
+        x, y = digits.load().train.arrays
+        for i in range(n):
+            yield i, {"image": x[i].astype(np.uint8), "label": int(y[i])}
+
+
+tfds_load = __import__("input_pipeline.tfds", fromlist=["load"]).load
+
+
+def load(data_dir):
+    return tfds_load("little_digits", data_dir)
+"""
+
+
+def test_tfds_by_name(tmp_path):
+    """A dataset of TensorFlow Datasets, prepared here, trained on; and a name that it does not know."""
+    (tmp_path / "little.py").write_text(TFDS)
+    flags = (f"--data_dir={tmp_path / 'tfds'}", "--steps=20", f"--run_dir={tmp_path / 'run'}")
+    out = trainer("--dataset=little:load", *flags, cwd=tmp_path).stdout
+    assert "400 to train on, 50 to test on" in out
+    flags = (*flags[:-1], f"--run_dir={tmp_path / 'other'}")
+    wrong = trainer("--dataset=tfds(name='no_such_set')", *flags, code=2, cwd=tmp_path)
+    assert "TensorFlow Datasets can't give 'no_such_set'" in wrong.stderr

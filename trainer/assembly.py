@@ -102,13 +102,13 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
       UserError: something in the flags can't be had or doesn't fit.
     """
     config = dataclasses.replace(config, replicas=recorded_replicas or config.replicas)
-    data = load_dataset(config)
-    peers.agree({f"the data, {k}": v for k, v in data.facts().items()})
     peers.all_started()
     with backend.quiet():  # TensorFlow looks for GPUs, and complains of each way in which there are none
         importlib.import_module("input_pipeline.tf_data")  # what the pipelines will need; `explain` does without
         strategy = strategies.create(config, keras.config.backend(), peers.cluster)
     peers.agree({"its devices": strategy.description})
+    data = load_dataset(config)  # after the strategy: a dataset that uses TensorFlow fixes TensorFlow's devices
+    peers.agree({f"the data, {k}": v for k, v in data.facts().items()})
     replicas = config.replicas or strategy.devices
     if not training and replicas % strategy.devices:
         replicas = strategy.devices

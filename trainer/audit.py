@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from input_pipeline import order
+from input_pipeline.source import Source, ids_at
 from trainer.assembly import load_dataset
 from trainer.config import Config
 from trainer.errors import OK, UserError
@@ -27,7 +28,7 @@ def run(config: Config) -> int:
     if not directory.metrics.exists():
         raise UserError("run_dir", directory.path, "has no metrics.jsonl", "give the directory of a run")
     lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
-    plan = Plan(config, len(load_dataset(config).train))
+    plan = Plan(config, load_dataset(config).train)
     problems = list(plan.problems(lines))
     for problem in problems:
         print(problem)
@@ -52,15 +53,15 @@ class Plan:
 
     Args:
       config: gives seed and global batch.
-      examples: in a pass.
+      source: what was trained on.
     """
 
-    def __init__(self, config: Config, examples: int) -> None:
-        self._seed, self._batch, self.examples = config.seed, config.global_batch, examples
+    def __init__(self, config: Config, source: Source) -> None:
+        self._seed, self._batch, self._source, self.examples = config.seed, config.global_batch, source, len(source)
 
     def ids(self, step: int) -> np.ndarray:
         """int64 (global batch,): the examples of a step, counted from 0."""
-        return order.of_step(self._seed, step, self._batch, self.examples)
+        return ids_at(self._source, self._seed, step * self._batch + np.arange(self._batch))
 
     def problems(self, lines: list[dict[str, Any]]) -> Iterator[str]:
         """Whatever contradicts the promise, in words."""
@@ -74,7 +75,7 @@ class Plan:
             before = line["step"]
         for number in range(before * self._batch // self.examples + 1):
             positions = number * self.examples + np.arange(self.examples)
-            counts = np.bincount(order.order(self._seed, positions, self.examples), minlength=self.examples)
+            counts = np.bincount(ids_at(self._source, self._seed, positions), minlength=self.examples)
             if (counts != 1).any():
                 yield f"pass {number} is no permutation of the examples"
 

@@ -93,6 +93,11 @@ class Config:
     keep_every: str = _flag("never", "Interval between checkpoints that are kept for ever.")
     profile_steps: str = _flag("", "Steps first,last between which a profiler trace is written.")
     device_memory: str = _flag("", "What `explain` takes a device to hold, for example 80GiB.")
+    predict: str = _flag(
+        "",
+        "What `explain` takes the devices to be: bandwidth,latency,speed of each, such as 45GB/s,10us,400TFLOP/s. It "
+        "then prints how long a step would take on 1 to 4,096 of them.",
+    )
     # With what.
     on_nan: str = _flag(
         "stop",

@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from input_pipeline.dataset import Dataset
 from input_pipeline.pipeline import Pipeline
 from input_pipeline.source import Spec, map_structure
+from trainer import scaling
 from trainer.assembly import load_dataset
 from trainer.config import Config
 from trainer.errors import OK, UserError
@@ -40,6 +41,7 @@ def run(config: Config) -> int:
     start = time.monotonic()
     gc.disable()  # tracing makes millions of small objects, and this process ends soon
     limit = parse_size(config.device_memory) if config.device_memory else None
+    hardware = scaling.Hardware.parse(config.predict) if config.predict else None
     data = load_dataset(config)
     strategy = device_mesh.create(config, abstract=True)
     replicas = config.replicas or strategy.devices
@@ -52,6 +54,10 @@ def run(config: Config) -> int:
         print(picture)
     lowered, flops = strategy.lower(_block(config, data, replicas))
     print(_step(strategy, lowered.compile(_ANALYSIS_ONLY), flops, limit))
+    if hardware:
+        sums = 4 * sum(strategy.elements_on_device(v) for v in program.model.trainable_variables)
+        print(f"\nsteps on other numbers of devices, {size(sums)} added up in each, --predict={config.predict}:")
+        print(scaling.table(flops / strategy.mesh.size, sums, hardware))
     print(f"\nexplained in {time.monotonic() - start:.1f}s")
     return OK
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
-from input_pipeline import order
+from input_pipeline.source import Source, ids_at
 from trainer import policy
 from trainer.config import Config
 from trainer.errors import UserError
@@ -21,12 +22,12 @@ class Guard:
 
     Args:
       config: gives on_nan.
-      examples: in a pass over the training data.
+      source: the training examples.
       remembered: what `memory` was when the run was saved.
     """
 
-    def __init__(self, config: Config, examples: int, remembered: Mapping[str, Any]) -> None:
-        self._config, self._examples = config, examples
+    def __init__(self, config: Config, source: Source, remembered: Mapping[str, Any]) -> None:
+        self._config, self._source = config, source
         self._policy = policy.parse(config.on_nan)
         self._losses: list[float] = list(remembered.get("losses", []))
         self._in_a_row = int(remembered.get("in_a_row", 0))
@@ -41,7 +42,8 @@ class Guard:
         step = int(keras.ops.convert_to_numpy(totals.unhealthy))
         if step == NEVER:
             return ""
-        ids = order.of_step(self._config.seed, step, self._config.global_batch, self._examples)
+        batch = self._config.global_batch
+        ids = ids_at(self._source, self._config.seed, step * batch + np.arange(batch))
         first = ", ".join(map(str, ids[:8])) + ", ..." * (len(ids) > 8)
         return f"the loss or a gradient was not finite at step {step + 1} (examples {first})"
 

@@ -57,7 +57,7 @@ class Training:
             restored = self._restore()
         self.step, progress = restored.step, restored.progress
         self._totals, self.stopped = progress.totals, progress.stopped
-        self._guard = Guard(config, len(parts.dataset.train), progress.guard)
+        self._guard = Guard(config, parts.dataset.train, progress.guard)
         self.pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
         self._ids, self._ids_before = 0, progress.ids  # checksums of the examples since the last line of the log
         self._compiled, self.told, self._pace = False, 0, 1  # told: what all have agreed to obey; pace: see the clock

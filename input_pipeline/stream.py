@@ -1,0 +1,97 @@
+"""A tf.data.Dataset of the user's as a source: read in its own order, its position known by counting."""
+
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from input_pipeline.source import DataError, Example, map_structure
+
+_CHUNK = 512  # examples that are read at once
+_MANY = 100_000  # examples to read past, of which people are told
+
+
+class Stream:
+    """Examples that come one after another.
+
+    To go on at a position, what lies before it is read again, by every process; `--cache` reads all once.
+
+    Args:
+      dataset: a tf.data.Dataset of single examples (x, y) or (x, y, weight), the same at each pass over it.
+
+    Raises:
+      DataError: it does not tell its length, or its elements are no such tuples.
+    """
+
+    streamed = True
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset, self._length = dataset, int(dataset.cardinality())
+        if self._length < 0:
+            kind = "is endless" if self._length == -1 else "does not know its length"
+            fix = "end it by .take(n)" if self._length == -1 else "apply tf.data.experimental.assert_cardinality(n)"
+            raise DataError(f"the tf.data.Dataset {kind}, and passes are counted: {fix}")
+        if not isinstance(dataset.element_spec, tuple) or len(dataset.element_spec) not in (2, 3):
+            raise DataError(f"the tf.data.Dataset gives {dataset.element_spec}, not single examples (x, y)")
+        self._lock = threading.Lock()
+        self._chunks: Any = iter(())
+        self._held: Example = ()  # examples from `_start` to before `_end`
+        self._start = self._end = 0
+        self._first: Example = ()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self, ids: npt.NDArray[np.int64]) -> Example:
+        """Reads examples, quickly where each id is the one after the last."""
+        cuts = np.flatnonzero(np.diff(ids) != 1) + 1
+        with self._lock:
+            parts = [self._range(int(run[0]), int(run[-1]) + 1) for run in np.split(np.asarray(ids), cuts)]
+        return _joined(parts) if len(parts) > 1 else parts[0]
+
+    def _range(self, first: int, end: int) -> Example:
+        if (first, end) == (0, 1) and self._first:
+            return self._first  # asked for its shape again and again
+        if not self._start <= first <= self._end or first == self._end == 0:
+            self._seek(first)
+        while self._end < end:
+            self._grow(first)
+        found = map_structure(lambda a: a[first - self._start : end - self._start], self._held)
+        if (first, end) == (0, 1):
+            self._first = found
+        return found
+
+    def _seek(self, first: int) -> None:
+        if first > _MANY:
+            print(f"streamed data: reading {first:,} examples again, to go on after them", file=sys.stderr, flush=True)
+        self._chunks = self._dataset.skip(first).batch(_CHUNK).prefetch(2).as_numpy_iterator()
+        self._held, self._start, self._end = (), first, first
+
+    def _grow(self, first: int) -> None:
+        """Reads the next chunk, and drops what lies before `first`."""
+        chunk = next(self._chunks, None)
+        if chunk is None:
+            raise DataError(f"the tf.data.Dataset ended after {self._end} examples, and said {self._length}")
+        past = max(0, min(first, self._end) - self._start)
+        kept = [map_structure(lambda a: a[past:], self._held)] if self._end - self._start > past else []
+        self._held = _joined([*kept, map_structure(np.asarray, chunk)]) if kept else map_structure(np.asarray, chunk)
+        self._start += past
+        self._end = self._start + _rows(self._held)
+
+
+def _rows(example: Example) -> int:
+    while isinstance(example, dict | tuple | list):
+        example = next(iter(example.values())) if isinstance(example, dict) else example[0]
+    return len(example)
+
+
+def _joined(parts: list[Example]) -> Example:
+    """Examples laid end to end."""
+    first = parts[0]
+    if isinstance(first, dict):
+        return {name: _joined([part[name] for part in parts]) for name in first}
+    if isinstance(first, tuple | list):
+        return tuple(_joined([part[i] for part in parts]) for i in range(len(first)))
+    return np.concatenate(parts)
