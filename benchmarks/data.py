@@ -96,7 +96,7 @@ def main() -> None:
     page.record(
         "data",
         "Do the data come as fast as the machine can move them?",
-        f"{EXAMPLES:,} images of 784 bytes, uint8, batches of {BATCH}; ours shuffled over all of them; million examples "
+        f"{EXAMPLES:,} images of 784 bytes, uint8, batches of {BATCH}; ours shuffled over all; million examples "
         "a second, fastest round in brackets; each example is counted, and ours are compared with the arrays",
         rows,
     )
