@@ -65,6 +65,7 @@ class Pipeline:
         self.error: Exception | None = None  # what the source raised: tf.data hands on only its text
         self._fed: dict[int, int] = collections.defaultdict(int)  # step: checksum of the ids of our shares
         self._whole: tuple[int, Example] = (-1, ())  # of streamed data: the last block that was read
+        self._example = example_spec(self.source)
         self._padded = not self.shuffled and len(self.source) % self.global_batch != 0
 
     @property
@@ -107,6 +108,7 @@ class Pipeline:
         example = self._read(block, position, ids)
         if self.augment and self.shuffled:
             example = self.augment(example, order.fold(3, self.seed, position.ravel()))
+        self._check(example, ids.ravel())
         x, y, *weight = example
         if self.classes is not None:
             for labels in flatten(y):
@@ -132,10 +134,19 @@ class Pipeline:
             self._whole = block, read(self.source, everything)
         return map_structure(lambda a: a[(position - first).ravel()], self._whole[1])
 
+    def _check(self, example: Example, ids: npt.NDArray[np.int64]) -> None:
+        """One shape and one dtype for all examples: a program is compiled for them."""
+        found = map_structure(lambda a: Spec(a.shape[1:], a.dtype), example)
+        if found != self._example:
+            raise DataError(
+                f"examples {', '.join(map(str, ids[:4]))}, ... are {found}, but example 0 is {self._example}: give all "
+                "one shape and dtype, by padding or resizing; another shape would be compiled anew"
+            )
+
     @property
     def spec(self) -> Batch:
         """Structure of an element, with a Spec for each array; the shares are of one size."""
-        x, y, *weight = example_spec(self.source)
+        x, y, *weight = self._example
         leading = (self.block, len(self.shares[0]), self.global_batch // self.replicas)
         spec = map_structure(lambda s: Spec(leading + s.shape, s.dtype), {"x": x, "y": y})
         spec["key"] = Spec((*leading[:2], 2), np.dtype(np.uint32))

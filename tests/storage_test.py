@@ -79,6 +79,7 @@ def test_slow_storage_costs_saves_and_not_steps(tmp_path):
     assert "a checkpoint is left out, the 1. so far: the one before is still being written" in ran.stderr
     saved = sorted(p.name for p in (tmp_path / "checkpoints").glob("0*"))
     assert saved[-1] == "00000060" and len(saved) < 4
+    assert summary(tmp_path)["bottleneck"].startswith("checkpoints: saves hold the training up")
 
 
 @pytest.mark.long

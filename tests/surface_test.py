@@ -1,15 +1,20 @@
 """What a person sees and plugs in: print-outs, TensorBoard, callbacks, precisions, own models and data, export."""
 
+import contextlib
 import io
 import json
+import re
 import textwrap
+import time
+import urllib.request
 
 import numpy as np
 import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.running import curve, deviation, lines, summary, trainer
+from launch.local import free_ports
+from tests.running import curve, deviation, lines, start, summary, trainer
 from trainer import hdf5
 
 BACKENDS = ["tensorflow", "jax"]
@@ -270,3 +275,33 @@ def test_the_last_evaluation_shows_what_the_model_makes_of_the_data(backend, tmp
     trainer(f"--backend={backend}", *flags)
     board = EventAccumulator(str(tmp_path / "t/tensorboard"), {"tensors": 0}).Reload()
     assert len(board.Tensors("sample")[0].tensor_proto.string_val[0]) > 16
+
+
+def test_prometheus_reads_the_newest_metrics_and_the_run_has_its_price(tmp_path):
+    port = free_ports(1)[0]
+    callback = f"--callbacks=trainer.prometheus:Endpoint(port={port})"
+    flags = ("--backend=jax", "--log_every=100", "--price_per_device_hour=3600", f"--run_dir={tmp_path}")
+    process = start(callback, *flags, "--steps=1000000")
+    deadline = time.monotonic() + 120
+    text = ""
+    while "onecurve_accuracy" not in text:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.5)
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            text = answer.read().decode()
+    process.terminate()
+    assert process.wait() == 75, process.communicate()
+    served = dict(line.split() for line in text.splitlines() if not line.startswith("#"))
+    at = next(line for line in lines(tmp_path) if line["step"] == int(float(served["onecurve_step"])))
+    assert float(served["onecurve_loss"]) == at["loss"]
+    step = lines(tmp_path)[-1]["step"]
+    out = trainer(*flags, f"--steps={step}").stdout
+    hours = summary(tmp_path)["device_hours"]
+    assert float(re.search(r"cost  ([\d.]+) = ", out)[1]) == pytest.approx(3600 * hours, rel=1e-3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_examples_of_several_shapes_are_named_and_retrace_nothing(backend, tmp_path):
+    flags = (f"--backend={backend}", "--dataset=tests.faulty:uneven", "--steps=20", f"--run_dir={tmp_path}")
+    ran = trainer(*flags, code=2)
+    assert "(16, 16, 1)" in ran.stderr and "(8, 8, 1)" in ran.stderr and "Traceback" not in ran.stderr

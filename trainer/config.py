@@ -98,6 +98,7 @@ class Config:
         "What `explain` takes the devices to be: bandwidth,latency,speed of each, such as 45GB/s,10us,400TFLOP/s. It "
         "then prints how long a step would take on 1 to 4,096 of them.",
     )
+    price_per_device_hour: float = _flag(0.0, "What a device costs for an hour, for the sum at the end of a run.")
     # With what.
     on_nan: str = _flag(
         "stop",
@@ -144,8 +145,9 @@ class Config:
             raise UserError(name, getattr(self, name), "is negative", "give 0 or more")
         if not 0 <= self.validation_fraction < 1:
             raise UserError("validation_fraction", self.validation_fraction, "is not in [0, 1)", "for example 0.1")
-        if not self.learning_rate >= 0:
-            raise UserError("learning_rate", self.learning_rate, "is negative", "for example 0.001")
+        for name in ("learning_rate", "price_per_device_hour"):
+            if not getattr(self, name) >= 0:
+                raise UserError(name, getattr(self, name), "is negative", "for example 0.001")
         if self.strategy == "one_device" and self.devices > 1:
             raise UserError(
                 "devices",

@@ -12,6 +12,7 @@ import keras
 from trainer import preemption
 from trainer.assembly import Assembly
 from trainer.cluster import outside_interfaces
+from trainer.config import Config
 from trainer.host_memory import HostMemory
 from trainer.reporting import duration, size, words
 
@@ -128,11 +129,17 @@ def ending(parts: Assembly, directory: pathlib.Path, summary: Mapping[str, Any])
         "best": f"{words(best)} at step {at}" if at is not None else "no evaluation",
         "weights": f"sha256 {summary['weights_sha256']}",
         "time": ledger,
+        **({"cost": _cost(parts.config, summary["device_hours"])} if parts.config.price_per_device_hour else {}),
         "lost by": summary["bottleneck"] or "nothing that stands out",
         "evaluate": f"python -m trainer evaluate {where}",
         "export": f"python -m trainer export {where}",
     }
     return "\n" + "\n".join(f"{name:>9}  {text}" for name, text in lines.items())
+
+
+def _cost(config: Config, hours: float) -> str:
+    price = config.price_per_device_hour
+    return f"{hours * price:.4g} = {hours:.4g} device-hours over all starts x {price:g}"
 
 
 def itemsize(dtype: Any) -> int:

@@ -57,7 +57,7 @@ def _page(
         *_curves(lines),
         "<h2>Time</h2>",
         _bars(whole.seconds),
-        f"<p>Goodput {whole.goodput:.1%}, {whole.device_hours:.3g} device-hours. "
+        f"<p>Goodput {whole.goodput:.1%}, {whole.device_hours:.3g} device-hours{_cost(config, whole)}. "
         f"Lost by: {html.escape(verdict(whole.seconds) or 'nothing that stands out')}.</p>",
         "<h2>Starts</h2>",
         _starts(starts),
@@ -71,6 +71,11 @@ def _page(
     ]
     title = f"<title>{html.escape(name)}</title>"
     return f'<!doctype html><html lang="en"><meta charset="utf-8">{title}<style>{_STYLE}</style>\n' + "\n".join(parts)
+
+
+def _cost(config: Config, whole: history.Account) -> str:
+    price = config.price_per_device_hour
+    return f", at {price:g} each {whole.device_hours * price:.4g}" if price else ""
 
 
 def _outcome(summary: Mapping[str, Any], starts: Sequence[Mapping[str, Any]], whole: history.Account) -> dict[str, Any]:
