@@ -1,0 +1,64 @@
+"""The README's own code, as a newcomer uses it: a model, a folder of images, two processes, a kill, the same again."""
+
+import os
+import re
+import signal
+
+import numpy as np
+from PIL import Image
+
+from input_pipeline import digits
+from tests.running import REPOSITORY, children, finished, launch, summary, trainer, wait_for_checkpoint
+
+README = (REPOSITORY / "README.md").read_text()
+
+
+def block(name: str) -> str:
+    """The README's code of a file."""
+    found = re.search(rf"```python\n(# {re.escape(name)}.*?)```", README, re.DOTALL)
+    assert found, name
+    return found[1]
+
+
+def test_own_model_on_a_folder_of_images_in_two_processes_killed(tmp_path):
+    (tmp_path / "my_model.py").write_text(block("my_model.py"))
+    images, labels = digits.load().train.arrays
+    for i in range(600):
+        folder = tmp_path / "photographs" / str(labels[i])
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images[i, ..., 0] * 15).resize((16, 16)).save(folder / f"{i}.png")
+    flags = [
+        "--strategy=device_mesh",
+        "--replicas=2",
+        "--model=my_model:build(units=32)",
+        "--dataset=images(size=16)",
+        f"--data_dir={tmp_path / 'photographs'}",
+        "--save_every=20",
+        "--steps=200",
+    ]
+    path = {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
+    run = tmp_path / "run"
+    process = launch(*flags, f"--run_dir={run}", **path)
+    wait_for_checkpoint(process, run, 40)
+    os.kill(children(process)[1], signal.SIGKILL)
+    process.communicate()
+    assert process.returncode
+    finished(launch(*flags, f"--run_dir={run}", **path))
+    finished(launch(*flags, f"--run_dir={tmp_path / 'whole'}", **path))
+    assert summary(run)["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
+    assert summary(run)["final"]["accuracy"] > 0.8
+
+
+def test_own_data(tmp_path):
+    (tmp_path / "my_model.py").write_text(block("my_model.py"))
+    (tmp_path / "my_data.py").write_text(block("my_data.py"))
+    (tmp_path / "images").mkdir()
+    images, labels = digits.load().train.arrays
+    for i in range(300):
+        np.save(tmp_path / "images" / f"{labels[i]}_{i}.npy", images[i])
+    command = re.search(r"`python -m trainer (--dataset=my_data:load [^`]+)`", README)
+    assert command
+    flags = [word for word in command[1].split() if not word.startswith("--data_dir")]
+    more = ("--model=my_model:build(units=32)", f"--data_dir={tmp_path / 'images'}", "--epochs=20")
+    trainer(*flags, *more, f"--run_dir={tmp_path / 'run'}", cwd=tmp_path)
+    assert summary(tmp_path / "run")["final"]["accuracy"] > 0.7
