@@ -1,6 +1,6 @@
 # make train and make test on a machine with Python and make; make help lists the rest.
 .DEFAULT_GOAL := help
-.PHONY: help install train tensorboard test test-long lint types bench clean
+.PHONY: help install train tensorboard test test-long lint types bench bench-long clean
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -44,11 +44,21 @@ lint: install  ## style and types
 types: install  ## types alone
 	$(VENV)/bin/mypy
 
-bench: install  ## the overhead of a step beside Keras's own fit, interleaved
-	$(RUN) benchmarks/step_time.py tensorflow $(ARGS)
-	$(RUN) benchmarks/step_time.py jax $(ARGS)
+bench: install  ## each question of docs/performance.md, beside the rivals, under 15 minutes; writes that page
+	$(RUN) -m benchmarks.step_time jax
+	$(RUN) -m benchmarks.step_time tensorflow
+	$(RUN) -m benchmarks.data
+	$(RUN) -m benchmarks.scaling jax
+	$(RUN) -m benchmarks.scaling tensorflow
+	$(RUN) -m benchmarks.allreduce
+	$(RUN) -m benchmarks.start
+
+bench-long: bench  ## what takes longer: saves beside bare copies, the cost of --exact, 200 kills
 	$(RUN) benchmarks/exact_cost.py tensorflow
 	$(RUN) benchmarks/exact_cost.py jax
+	$(RUN) benchmarks/save_stall.py jax
+	$(RUN) benchmarks/save_stall.py tensorflow
+	$(RUN) benchmarks/kills.py --kills=200
 
 clean:  ## remove the environment and the caches, not the runs
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache *.egg-info

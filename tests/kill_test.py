@@ -85,7 +85,7 @@ def test_sigterm_saves_and_the_same_command_continues(tmp_path):
 def test_twenty_stops_at_any_moment_lose_nothing(tmp_path):
     """SIGTERM, from the start on: each start ends with 75 at the step that it had reached."""
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    flags = ("--steps=30000", "--log_every=500", "--evaluate_every=never", "--save_every=never")
+    flags = ("--steps=60000", "--log_every=500", "--evaluate_every=never", "--save_every=never")
     trainer(*flags, f"--run_dir={whole}")
     moments, reached = random.Random(0), 0
     for _ in range(20):
