@@ -38,7 +38,7 @@ class Stream:
         self._lock = threading.Lock()
         self._chunks: Any = iter(())
         self._held: Example = ()  # examples from `_start` to before `_end`
-        self._start = self._end = 0
+        self._start = self._end = -1
         self._first: Example = ()
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class Stream:
     def _range(self, first: int, end: int) -> Example:
         if (first, end) == (0, 1) and self._first:
             return self._first  # asked for its shape again and again
-        if not self._start <= first <= self._end or first == self._end == 0:
+        if not self._start <= first <= self._end:
             self._seek(first)
         while self._end < end:
             self._grow(first)
@@ -71,14 +71,18 @@ class Stream:
 
     def _grow(self, first: int) -> None:
         """Reads the next chunk, and drops what lies before `first`."""
-        chunk = next(self._chunks, None)
+        try:
+            chunk = next(self._chunks, None)
+        except Exception as error:  # of the user's functions, by way of TensorFlow
+            raise DataError(f"the tf.data.Dataset failed after {self._end} examples: {error}") from error
         if chunk is None:
             raise DataError(f"the tf.data.Dataset ended after {self._end} examples, and said {self._length}")
         past = max(0, min(first, self._end) - self._start)
-        kept = [map_structure(lambda a: a[past:], self._held)] if self._end - self._start > past else []
-        self._held = _joined([*kept, map_structure(np.asarray, chunk)]) if kept else map_structure(np.asarray, chunk)
+        chunk = map_structure(np.asarray, chunk)
+        kept = self._end - self._start - past
+        self._held = _joined([map_structure(lambda a: a[past:], self._held), chunk]) if kept else chunk
         self._start += past
-        self._end = self._start + _rows(self._held)
+        self._end += _rows(chunk)
 
 
 def _rows(example: Example) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from input_pipeline.source import flatten, read
+from input_pipeline.source import flatten, is_streamed, read
 from trainer.assembly import Assembly
 from trainer.reporting import Nothing, Reporting
 
@@ -18,7 +18,7 @@ _CLASSES = 64  # more don't fit on a picture
 _WORST = 16
 _TOKENS = 64
 _TEMPERATURE = 0.8
-Image_ = npt.NDArray[np.uint8]  # (height, width, 3)
+Pixels = npt.NDArray[np.uint8]  # (height, width, 3)
 
 
 class Gallery:
@@ -46,7 +46,8 @@ class Gallery:
         for variable in self._parts.program.model.trainable_variables:
             reporting.weights(step, variable.path, self._parts.program.to_host(variable).astype(np.float32))
         n, classes, decode = len(source), self._parts.dataset.classes, self._parts.dataset.decode
-        x, y, *_ = read(source, np.unique(np.linspace(0, n - 1, _EXAMPLES).astype(np.int64)))
+        spread = np.unique(np.linspace(0, n - 1, _EXAMPLES).astype(np.int64))
+        x, y, *_ = read(source, np.arange(len(spread)) if is_streamed(source) else spread)
         one_label = classes is not None and isinstance(y, np.ndarray) and np.issubdtype(y.dtype, np.integer)
         if one_label and y.ndim == 1:
             self._show_classes(step, reporting, x, y)
@@ -97,7 +98,7 @@ def confusion(labels: npt.NDArray[Any], chosen: npt.NDArray[Any], classes: int) 
     return np.bincount(labels * classes + chosen, minlength=classes**2).reshape(classes, classes)
 
 
-def _matrix(counts: npt.NDArray[np.int64]) -> Image_:
+def _matrix(counts: npt.NDArray[np.int64]) -> Pixels:
     """Rows are labels, columns what was chosen; darker is more of the row."""
     cell = max(8, min(40, 640 // len(counts)))
     image = Image.new("RGB", (cell * (len(counts) + 1),) * 2, "white")
@@ -116,13 +117,14 @@ def _matrix(counts: npt.NDArray[np.int64]) -> Image_:
     return np.asarray(image)
 
 
-def _sheet(images: npt.NDArray[Any], captions: list[str], side: int = 96) -> Image_:
+def _sheet(images: npt.NDArray[Any], captions: list[str], side: int = 96) -> Pixels:
     """Pictures beside each other, four in a row, each with a caption."""
     rows = -(-len(images) // 4)
     sheet = Image.new("RGB", (4 * (side + 8), rows * (side + 24)), "white")
     draw = ImageDraw.Draw(sheet)
     for i, (pixels, caption) in enumerate(zip(images, captions, strict=True)):
         values = pixels.astype(np.float64).squeeze(-1) if pixels.shape[-1] == 1 else pixels.astype(np.float64)
+        values = np.nan_to_num(values)
         values = (values - values.min()) / max(1e-9, float(np.ptp(values)))
         one = Image.fromarray((255 * values).astype(np.uint8)).convert("RGB").resize((side, side))
         corner = (i % 4 * (side + 8), i // 4 * (side + 24))
