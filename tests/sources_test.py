@@ -271,7 +271,7 @@ def streams(tmp_path):
     return {"cwd": tmp_path}
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=pytest.mark.long), "jax"])
 def test_a_stream_goes_on_where_it_stood(backend, streams, tmp_path):
     """Stopped in mid-pass and continued on two devices: the weights of one go on one device; each example once."""
     flags = (f"--backend={backend}", f"--dataset=streams:load(length={LENGTH})", "--replicas=2", "--log_every=10")
