@@ -3,9 +3,14 @@
 python -m benchmarks.scaling tensorflow|jax
 """
 
+import contextlib
+import copy
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+
+import numpy as np
 
 from benchmarks import page
 from benchmarks.paired import Side, in_turn, ratio
@@ -66,22 +71,17 @@ def measure(backend_name: str, devices: int) -> None:
         replicas=devices,
     )
     backend.prepare(backend_name)
-    import copy
+    with backend.quiet():
+        import keras
 
-    import numpy as np
-
-    from trainer.assembly import assemble
+        from trainer.assembly import assemble
     from trainer.peers import Peers
 
     parts = assemble(config, Peers())
-    import keras
-
     pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
-    blocks = [pipeline.read_block(i * len(pipeline.shares)) for i in range(1)]
-    del blocks
     order = "_in_tree_order" if hasattr(parts.strategy, "_in_tree_order") else "_exact"
 
-    def side(exact: bool):
+    def side(exact: bool) -> Callable[[], float]:
         strategy = copy.copy(parts.strategy)
         strategy.compile(parts.program)
         setattr(strategy, order, exact)
@@ -92,7 +92,7 @@ def measure(backend_name: str, devices: int) -> None:
                 count = min(pipeline.block, STEPS - done)
                 totals = strategy.train(next(fed), 0, count, done, totals)
                 done += count
-            return parts.program.objective.results(totals)["loss"]
+            return float(parts.program.objective.results(totals)["loss"])
 
         return once
 
@@ -100,7 +100,7 @@ def measure(backend_name: str, devices: int) -> None:
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (STEPS * BATCH, 28, 28, 1), np.uint8)
     y = rng.integers(0, 10, STEPS * BATCH).astype(np.int32)
-    scope = parts.strategy.scope()
+    scope = parts.strategy.scope() if backend_name == "tensorflow" else contextlib.nullcontext()
     if backend_name == "jax" and devices > 1:
         mesh = keras.distribution.DeviceMesh((devices,), ["batch"], keras.distribution.list_devices("cpu")[:devices])
         scope = keras.distribution.DataParallel(mesh).scope()
