@@ -291,7 +291,8 @@ def test_a_stream_of_unknown_or_wrong_length_is_refused(streams, tmp_path):
     flags = ("--steps=40", f"--run_dir={tmp_path / 'run'}")
     ran = trainer("--dataset=streams:load", *flags, code=2, **streams)
     assert "does not know its length" in ran.stderr and "assert_cardinality" in ran.stderr
-    ran = trainer(f"--dataset=streams:load(length={LENGTH + 1})", *flags, code=2, **streams)
+    wrong = (f"--dataset=streams:load(length={LENGTH + 1})", "--steps=40", f"--run_dir={tmp_path / 'wrong'}")
+    ran = trainer(*wrong, code=2, **streams)
     assert "the tf.data.Dataset failed after" in ran.stderr and "Traceback" not in ran.stderr
     ran = trainer("--dataset=mixture(parts={'streams:load': 1})", *flags, code=2, **streams)
     assert "does not know its length" in ran.stderr
