@@ -54,9 +54,7 @@ def main() -> int:
             count = killed(config, share, pathlib.Path(scratch, str(number)), random.Random(number))
             numbers = f"{count.kills:>5} {count.in_saves:>8} {count.finished:>5} {count.most_lost:>9} {count.broken:>6}"
             print(f"{name:<14} {numbers}", flush=True)
-            # A save is written while the next steps run, and the next save waits for it: at most the steps since the
-            # last save, and those done meanwhile. Here an interval takes no longer than a write.
-            broken += count.broken + (count.most_lost > 2 * INTERVAL)
+            broken += count.broken + (count.most_lost > INTERVAL)
     return int(broken > 0)
 
 
