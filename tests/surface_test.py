@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from launch.local import free_ports
 from tests.running import curve, deviation, lines, start, summary, trainer
 from trainer import hdf5
+from trainer.gallery import confusion
 
 BACKENDS = ["tensorflow", "jax"]
 PROJECT = """
@@ -305,3 +306,9 @@ def test_examples_of_several_shapes_are_named_and_retrace_nothing(backend, tmp_p
     flags = (f"--backend={backend}", "--dataset=tests.faulty:uneven", "--steps=20", f"--run_dir={tmp_path}")
     ran = trainer(*flags, code=2)
     assert "(16, 16, 1)" in ran.stderr and "(8, 8, 1)" in ran.stderr and "Traceback" not in ran.stderr
+
+
+def test_confusions_of_labels_of_a_byte():
+    labels = np.array([60, 63, 63], np.uint8)
+    counts = confusion(labels, np.array([60, 63, 0]), 64)
+    assert counts[60, 60] == counts[63, 63] == counts[63, 0] == 1 and counts.sum() == 3

@@ -72,9 +72,9 @@ class Gallery:
 
     def _predictions(self, x: Any, n: int) -> npt.NDArray[np.float32] | None:
         """The model's only output for all examples, in batches of one shape; None if it can't be had."""
-        found = []
-        for first in range(0, n, _BATCH):
-            ids = np.minimum(np.arange(first, first + _BATCH), n - 1)
+        found, size = [], min(_BATCH, n)
+        for first in range(0, n, size):
+            ids = np.minimum(np.arange(first, first + size), n - 1)
             outputs = self._parts.strategy.predict(keras.tree.map_structure(lambda a, ids=ids: a[ids], x))
             if outputs is None or len(flatten(outputs)) != 1:
                 return None
@@ -95,7 +95,8 @@ class Gallery:
 
 def confusion(labels: npt.NDArray[Any], chosen: npt.NDArray[Any], classes: int) -> npt.NDArray[np.int64]:
     """(classes, classes): examples by their label and by what was chosen."""
-    return np.bincount(labels * classes + chosen, minlength=classes**2).reshape(classes, classes)
+    # int64: labels of few bits would wrap around.
+    return np.bincount(labels.astype(np.int64) * classes + chosen, minlength=classes**2).reshape(classes, classes)
 
 
 def _matrix(counts: npt.NDArray[np.int64]) -> Pixels:
