@@ -86,17 +86,17 @@ class Items:
         return len(self._items)
 
     def read(self, ids: npt.NDArray[np.int64]) -> Example:
-        return stacked([self._items[int(i)] for i in ids])
+        return merged([self._items[int(i)] for i in ids])
 
 
-def stacked(examples: Sequence[Any]) -> Any:
-    """Single examples as a batch."""
-    first = examples[0]
+def merged(parts: Sequence[Any], merge: Callable[[list[Any]], Any] = np.stack) -> Any:
+    """Nested structures as one: single examples stacked to a batch, or batches laid end to end by np.concatenate."""
+    first = parts[0]
     if isinstance(first, dict):
-        return {name: stacked([e[name] for e in examples]) for name in first}
+        return {name: merged([part[name] for part in parts], merge) for name in first}
     if isinstance(first, tuple | list):
-        return tuple(stacked([e[i] for e in examples]) for i in range(len(first)))
-    return np.stack([np.asarray(e) for e in examples])
+        return tuple(merged([part[i] for part in parts], merge) for i in range(len(first)))
+    return merge([np.asarray(part) for part in parts])
 
 
 def adapted(given: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from input_pipeline.source import DataError, Example, map_structure
+from input_pipeline.source import DataError, Example, map_structure, merged
 
 _CHUNK = 512  # examples that are read at once
 _MANY = 100_000  # examples to read past, of which people are told
@@ -49,7 +49,7 @@ class Stream:
         cuts = np.flatnonzero(np.diff(ids) != 1) + 1
         with self._lock:
             parts = [self._range(int(run[0]), int(run[-1]) + 1) for run in np.split(np.asarray(ids), cuts)]
-        return _joined(parts) if len(parts) > 1 else parts[0]
+        return merged(parts, np.concatenate) if len(parts) > 1 else parts[0]
 
     def _range(self, first: int, end: int) -> Example:
         if (first, end) == (0, 1) and self._first:
@@ -78,9 +78,8 @@ class Stream:
         if chunk is None:
             raise DataError(f"the tf.data.Dataset ended after {self._end} examples, and said {self._length}")
         past = max(0, min(first, self._end) - self._start)
-        chunk = map_structure(np.asarray, chunk)
         kept = self._end - self._start - past
-        self._held = _joined([map_structure(lambda a: a[past:], self._held), chunk]) if kept else chunk
+        self._held = merged([map_structure(lambda a: a[past:], self._held), chunk], np.concatenate) if kept else chunk
         self._start += past
         self._end += _rows(chunk)
 
@@ -89,13 +88,3 @@ def _rows(example: Example) -> int:
     while isinstance(example, dict | tuple | list):
         example = next(iter(example.values())) if isinstance(example, dict) else example[0]
     return len(example)
-
-
-def _joined(parts: list[Example]) -> Example:
-    """Examples laid end to end."""
-    first = parts[0]
-    if isinstance(first, dict):
-        return {name: _joined([part[name] for part in parts]) for name in first}
-    if isinstance(first, tuple | list):
-        return tuple(_joined([part[i] for part in parts]) for i in range(len(first)))
-    return np.concatenate(parts)

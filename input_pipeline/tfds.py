@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from input_pipeline.dataset import Dataset
-from input_pipeline.source import DataError, Example, stacked
+from input_pipeline.source import DataError, Example, merged
 
 
 class Columns:
@@ -25,7 +25,7 @@ class Columns:
 
     def read(self, ids: npt.NDArray[np.int64]) -> Example:
         rows = [self._rows[int(i)] for i in ids]
-        return stacked([(row[self._x], row[self._y]) for row in rows])
+        return merged([(row[self._x], row[self._y]) for row in rows])
 
 
 def load(
