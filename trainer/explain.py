@@ -4,6 +4,7 @@ The step is compiled for as many virtual devices as the mesh has, from shapes al
 model's size is allocated, and no accelerator is touched.
 """
 
+import concurrent.futures
 import dataclasses
 import gc
 import itertools
@@ -52,8 +53,11 @@ def run(config: Config) -> int:
     print(_variables(program, strategy))
     for picture in _pictures(program, strategy):
         print(picture)
-    lowered, flops = strategy.lower(_block(config, data, replicas))
-    print(_step(strategy, lowered.compile(_ANALYSIS_ONLY), flops, limit))
+    lowered = strategy.lower(_block(config, data, replicas))
+    with concurrent.futures.ThreadPoolExecutor() as beside:  # XLA compiles without holding Python up
+        counted = beside.submit(strategy.flops, lowered)
+        compiled, flops = lowered.compile(_ANALYSIS_ONLY), counted.result()
+    print(_step(strategy, compiled, flops, limit))
     if hardware:
         sums = 4 * sum(strategy.elements_on_device(v) for v in program.model.trainable_variables)
         print(f"\nsteps on other numbers of devices, {size(sums)} added up in each, --predict={config.predict}:")

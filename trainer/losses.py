@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.src import backend
 from keras.src.trainers.compile_utils import CompileMetrics, get_loss
 
 from trainer.config import Config
@@ -92,14 +93,13 @@ def _per_output(config: Config, model: keras.Model, given: Any, y_pred: Any) -> 
 
 
 def _build_metrics(config: Config, metrics: CompileMetrics, y: Any, y_pred: Any) -> None:
-    """Makes the metrics' variables, which some create in their first update only, and resets them."""
+    """Makes the metrics' variables, which some create in their first update only, and resets them.
 
-    def zeros(tensor: Any) -> Any:
-        return keras.ops.zeros(tensor.shape, tensor.dtype)
-
-    tree = keras.tree.map_structure
+    Traced, as Keras's own trainer does it: computed, it would compile each of its operations alone.
+    """
+    weight = keras.KerasTensor((1,))
     try:
-        metrics.update_state(tree(zeros, y), tree(zeros, y_pred), sample_weight=keras.ops.ones((1,)))
+        backend.compute_output_spec(lambda *args: metrics.update_state(*args) or args, y, y_pred, weight)
     except TypeError as error:
         raise UserError(
             "model",

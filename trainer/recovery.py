@@ -169,11 +169,12 @@ class Recovery:
         program, cluster, parent = self._program, self._peers.cluster, self._directory.checkpoints
         step, pieces = program.step, program.pieces()
         values = self._copies(program.values()) if pieces is None else {}
+        held = pieces or {path: [Piece((), value)] for path, value in values.items()}
         probe = self._probe() if step else None
         state: dict[str, Any] = {**self._state, "step": step, "best": self.best, "probe": probe}
 
         def write() -> None:
-            self._unsound = _not_finite(pieces or {path: [Piece((), value)] for path, value in values.items()})
+            self._unsound = _not_finite(held)
             if self._unsound:
                 return
             if pieces is not None:
@@ -184,7 +185,7 @@ class Recovery:
             if cluster.is_chief:
                 self._prune(state["best"].get("step"))
 
-        self._writer.submit(write)
+        self._writer.submit(write, sum(value.nbytes for of_variable in held.values() for _, value in of_variable))
 
     def _copies(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """On CPUs, what comes to the host may be the very memory that the next step writes to."""

@@ -177,8 +177,7 @@ class Objective:
         """What complete sums come to."""
         gradients, healthy = ops.zeros((), "float32"), ops.isfinite(sums.objective)
         if sums.gradients:
-            weight = ops.where(sums.weight > 0, sums.weight, 1.0)
-            gradients = ops.stack([ops.sum(ops.square(g / weight)) for g in sums.gradients])
+            gradients = ops.stack([ops.sum(ops.square(g)) for g in sums.gradients]) * ops.square(_scale(sums))
             if not self._scaled:
                 healthy = ops.logical_and(healthy, ops.isfinite(ops.sum(gradients)))
         return Outcome(sums.objective, sums.weight, sums.metrics, gradients, healthy)
@@ -228,8 +227,13 @@ class Objective:
 
 def mean_gradients(sums: Sums, trainable: Sequence[Tensor]) -> list[Tensor]:
     """Gradients of the mean loss over the global batch, in the dtypes of the variables."""
-    weight = ops.where(sums.weight > 0, sums.weight, 1.0)
-    return [ops.cast(g / weight, v.dtype) for g, v in zip(sums.gradients, trainable, strict=True)]
+    scale = _scale(sums)
+    return [ops.cast(g * scale, v.dtype) for g, v in zip(sums.gradients, trainable, strict=True)]
+
+
+def _scale(sums: Sums) -> Tensor:
+    """What makes a mean of sums. One division: by a factor, compilers multiply where a gradient is used."""
+    return 1.0 / ops.where(sums.weight > 0, sums.weight, 1.0)
 
 
 def mean_state(sums: Sums, state: Sequence[Tensor], replicas: int) -> list[Tensor]:

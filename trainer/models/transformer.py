@@ -157,7 +157,8 @@ class Attention(layers.Layer):
         self.out.build(self.query.compute_output_shape(input_shape))
 
     def call(self, x: Any) -> Any:
-        query, key, value = _rotate(self.query(x)), _rotate(self.key(x)), self.value(x)
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        query, key = _rotate(query, key)
         key, value = (ops.repeat(a, self.heads // self.groups, axis=2) for a in (key, value))
         # Keras takes a flash kernel by itself where the backend has one.
         return self.out(ops.dot_product_attention(query, key, value, is_causal=True))
@@ -183,11 +184,11 @@ def _normal(stddev: float = 0.02) -> keras.initializers.Initializer:
     return keras.initializers.RandomNormal(stddev=stddev)
 
 
-def _rotate(x: Any) -> Any:
-    """Turns pairs of features by angles that grow with the position: (batch, time, heads, size) likewise."""
-    time, size = x.shape[1], x.shape[3]
+def _rotate(*tensors: Any) -> list[Any]:
+    """Turns pairs of features by angles that grow with the position: each (batch, time, heads, size) likewise."""
+    time, size = tensors[0].shape[1], tensors[0].shape[3]
     frequency = ops.power(10000.0, -ops.arange(0, size, 2, dtype="float32") / size)
     angle = ops.arange(time, dtype="float32")[:, None] * frequency  # (time, size / 2)
-    cos, sin = (ops.cast(f(angle)[None, :, None], x.dtype) for f in (ops.cos, ops.sin))
-    a, b = ops.split(x, 2, axis=-1)
-    return ops.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+    cos, sin = (ops.cast(f(angle)[None, :, None], tensors[0].dtype) for f in (ops.cos, ops.sin))
+    halves = [ops.split(x, 2, axis=-1) for x in tensors]
+    return [ops.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1) for a, b in halves]

@@ -59,7 +59,9 @@ class FastLoop:
     def _steps(self, values: Values, totals: Totals, block: Block, first: Any, count: Any, step: Any) -> Any:
         def one(i: Any, carry: tuple[Values, Totals]) -> tuple[Values, Totals]:
             values, totals = carry
-            sums = jax.lax.psum(self._local_sums(values, _at(block, first + i)), "data")
+            sums = self._local_sums(values, _at(block, first + i))
+            if self._mesh.size > 1:  # XLA's CPU compiler would keep a sum over one device, as a copy
+                sums = jax.lax.psum(sums, "data")
             return self._update(values, sums) if self._update else values, self._tally(totals, sums, step + i)
 
         # The number of turns is not known to the compiler: one program for any.

@@ -126,8 +126,8 @@ class DeviceMesh(Strategy):
     def elements_on_device(self, variable: keras.Variable) -> int:
         return math.prod(self.sharding(variable).shard_shape(variable.shape))
 
-    def lower(self, block: Block) -> tuple[jax.stages.Lowered, float]:
-        """The step of an abstract program, from shapes alone, and the FLOPs of one step over all devices.
+    def lower(self, block: Block) -> jax.stages.Lowered:
+        """The step of an abstract program, from shapes alone.
 
         Args:
           block: jax.ShapeDtypeStructs (K, V, b, ...).
@@ -144,15 +144,17 @@ class DeviceMesh(Strategy):
         number = jax.ShapeDtypeStruct((), np.int32)
         with self._placing.scope():
             if self._sharded:
-                step = self._sharded_loop(True).program.lower(values, totals, block, number, number)
-            else:
-                leaf = self._leaf(self._forward(True), True)
-                loop = FastLoop(self.mesh, self._program.replicas, leaf, self._update, self._tally)
-                step = loop.program.lower(values, totals, block, number, number, number)
+                return self._sharded_loop(True).program.lower(values, totals, block, number, number)
+            leaf = self._leaf(self._forward(True), True)
+            loop = FastLoop(self.mesh, self._program.replicas, leaf, self._update, self._tally)
+            return loop.program.lower(values, totals, block, number, number, number)
+
+    def flops(self, lowered: jax.stages.Lowered) -> float:
+        """FLOPs of one step over all devices."""
         # Of all devices' program, or of the one that each runs alone; and of one turn of the loop over replicas.
-        flops = (step.cost_analysis() or {}).get("flops", 0.0) * (1 if self._sharded else self.mesh.size)
+        flops = (lowered.cost_analysis() or {}).get("flops", 0.0) * (1 if self._sharded else self.mesh.size)
         turns = self._program.replicas // self.devices
-        return step, flops * max(1.0, turns / 2)
+        return flops * max(1.0, turns / 2)
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
         loop = self.loop(True, block)

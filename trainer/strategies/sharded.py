@@ -120,6 +120,8 @@ def over_replicas(forward: Forward, shardings: Sequence[NamedSharding]) -> Forwa
         one = jax.vmap(lambda batch: forward(trainable, values, batch), spmd_axis_name=_DATA)
         return jax.tree.map(lambda a: jnp.sum(a, axis=0), one(batches))
 
+    if not any(_DATA in sharding.spec for sharding in shardings):
+        return summed
     return jax.checkpoint(summed, policy=jax.checkpoint_policies.save_anything_except_these_names("gathered"))
 
 
