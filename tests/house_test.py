@@ -52,6 +52,7 @@ FLOORS = {
     "trainer.assembly": 3,
     "trainer.copies": 3,
     "trainer.gallery": 4,
+    "trainer.utilization": 4,
     "trainer.prometheus": 2,
     "trainer.health": 4,
     "trainer.report": 4,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import keras
 
-from input_pipeline import cache, dataset
+from input_pipeline import cache, dataset, remote
 from input_pipeline.dataset import Dataset
 from input_pipeline.pipeline import Pipeline, block_steps
 from input_pipeline.source import DataError, Source
@@ -131,7 +131,9 @@ def load_dataset(config: Config) -> Dataset:
     load, arguments = plugins.resolve(config.dataset, "dataset", "input_pipeline", "load")
     try:
         if callable(load):
-            offered = {"data_dir": config.data_dir} if config.data_dir else {}
+            offered = {"data_dir": remote.local(config.data_dir)} if config.data_dir else {}
+            if isinstance(arguments.get("data_dir"), str):
+                arguments = {**arguments, "data_dir": remote.local(arguments["data_dir"])}
             load = plugins.call(load, arguments, offered, flag="dataset", spec=config.dataset)
         prepared = dataset.prepare(load, config.validation_fraction)
         return dataclasses.replace(prepared, train=cache.cached(prepared.train, config.cache))

@@ -58,7 +58,7 @@ class Config:
     # What it computes: the run's definition.
     model: str = _flag("mlp", "Model: name(arg=value) or my_pkg.my_module:build(arg=value).")
     dataset: str = _flag("digits", "Dataset: name(arg=value) or my_pkg.my_module:load(arg=value).")
-    data_dir: str = _flag("", "Directory that is handed to a dataset that asks for data_dir.")
+    data_dir: str = _flag("", "Directory, or URL (s3://, gs://, https://) of one, for a dataset that takes data_dir.")
     validation_fraction: float = _flag(
         0.0,
         "Fraction of the training examples held out for the evaluations during the run. "

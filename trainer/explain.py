@@ -53,9 +53,10 @@ def run(config: Config) -> int:
     print(_variables(program, strategy))
     for picture in _pictures(program, strategy):
         print(picture)
-    lowered = strategy.lower(_block(config, data, replicas))
+    block = _block(config, data, replicas)
+    lowered = strategy.lower(block)
     with concurrent.futures.ThreadPoolExecutor() as beside:  # XLA compiles without holding Python up
-        counted = beside.submit(strategy.flops, lowered)
+        counted = beside.submit(strategy.flops, block)
         compiled, flops = lowered.compile(_ANALYSIS_ONLY), counted.result()
     print(_step(strategy, compiled, flops, limit))
     if hardware:

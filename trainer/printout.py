@@ -129,12 +129,18 @@ def ending(parts: Assembly, directory: pathlib.Path, summary: Mapping[str, Any])
         "best": f"{words(best)} at step {at}" if at is not None else "no evaluation",
         "weights": f"sha256 {summary['weights_sha256']}",
         "time": ledger,
+        **({"compute": _compute(summary)} if "mfu" in summary else {}),
         **({"cost": _cost(parts.config, summary["device_hours"])} if parts.config.price_per_device_hour else {}),
         "lost by": summary["bottleneck"] or "nothing that stands out",
         "evaluate": f"python -m trainer evaluate {where}",
         "export": f"python -m trainer export {where}",
     }
     return "\n" + "\n".join(f"{name:>9}  {text}" for name, text in lines.items())
+
+
+def _compute(summary: Mapping[str, Any]) -> str:
+    speed, share = summary["flops_per_second"], summary["mfu"]
+    return f"{speed / 1e9:,.4g} GFLOP/s, {share:.1%} of the {speed / share / 1e9:,.4g} GFLOP/s of matrix products here"
 
 
 def _cost(config: Config, hours: float) -> str:

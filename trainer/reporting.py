@@ -29,7 +29,7 @@ class Nothing:
     def _ignore(self, *arguments: Any) -> None:
         pass
 
-    say = started = define = text = picture = weights = log = note = write = finish = close = _ignore
+    say = started = define = text = picture = weights = compare = log = note = write = finish = close = _ignore
 
 
 class Reporting:
@@ -61,6 +61,7 @@ class Reporting:
         self._board = Board(directory.tensorboard, step)
         self._since = {"step": step, "time": time.monotonic(), **self._booked()}
         self._first_step, self._started = step, time.monotonic()
+        self._flops = self._peak = 0.0
         self.last: dict[str, float] = {}
 
     def say(self, text: str) -> None:
@@ -100,6 +101,10 @@ class Reporting:
         self._board.scalar(step, f"weight_norm/{layer}", float(np.linalg.norm(values.astype(np.float64))))
         self._board.histogram(step, f"weights/{layer}", values.ravel()[:: max(1, values.size // 100_000)])
 
+    def compare(self, flops: float, peak: float) -> None:
+        """From now on the log tells FLOP/s, and their share of the peak: FLOPs of a step; FLOP/s of all devices."""
+        self._flops, self._peak = flops, peak
+
     def _booked(self) -> dict[str, float]:
         """Seconds of this start so far that were spent waiting for data, and on other than steps."""
         seconds = self._ledger.table()
@@ -123,6 +128,9 @@ class Reporting:
             "examples_per_second": steps * self._config.global_batch / seconds if seconds > 0 else 0.0,
             "data_wait": min(1.0, max(0.0, waited)),
         }
+        if self._flops and seconds > 0:
+            speed["flops_per_second"] = self._flops * steps / seconds
+            speed["mfu"] = speed["flops_per_second"] / self._peak
         self._since = {"step": step, "time": now, **booked}
         self.note(step, {**metrics, **facts, **speed})
         for name, value in metrics.items():

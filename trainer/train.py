@@ -62,6 +62,7 @@ def _finish(training: Training, directory: RunDirectory, ledger: Ledger) -> int:
         "seconds_of_all_starts": whole.seconds if whole else {},
         "device_hours": whole.device_hours if whole else 0.0,
         "goodput": whole.goodput if whole else 0.0,
+        **training.utilization.of(training.step, seconds.get("step", 0.0)),
         "bottleneck": verdict(seconds, training.health.straggler),
     }
     parts.peers.gather(0)  # nobody leaves while another still computes

@@ -21,6 +21,7 @@ from trainer.recovery import Progress, Recovery, Restored
 from trainer.reporting import Nothing, Reporting
 from trainer.run_directory import RunDirectory
 from trainer.sums import NEVER
+from trainer.utilization import Utilization
 
 
 class Training:
@@ -35,12 +36,7 @@ class Training:
     def __init__(self, parts: Assembly, directory: RunDirectory, ledger: Ledger) -> None:
         self.parts, self._directory, self._ledger = parts, directory, ledger
         config, chief = parts.config, parts.peers.cluster.is_chief
-        intervals = {
-            "log": config.log_every,
-            "evaluate": config.evaluate_every,
-            "save": config.save_every,
-            "keep": config.keep_every,
-        }
+        intervals = {name: getattr(config, f"{name}_every") for name in ("log", "evaluate", "save", "keep")}
         if config.callbacks:
             intervals["epoch"] = "1epoch"
         self.clock = Clock(
@@ -60,13 +56,14 @@ class Training:
         self._guard = Guard(config, parts.dataset.train, progress.guard)
         self.pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
         self._ids, self._ids_before = 0, progress.ids  # checksums of the examples since the last line of the log
-        self._compiled, self.told, self._pace = False, 0, 1  # told: what all have agreed to obey; pace: see the clock
+        self._compiled = self._tracing = False
+        self.told, self._pace = 0, 1  # told: what all have agreed to obey; pace: see the clock
         self._stalls: list[float] = []  # seconds that saves since the last line of the log held the training up
-        self.health, self._gallery = Health(parts), Gallery(parts)
+        self.health, self.utilization, self._gallery = Health(parts), Utilization(parts, self.step), Gallery(parts)
         self.reporting: Reporting | Nothing = Nothing()
         self.history: History | Nothing = Nothing()
         if chief:
-            facts = {"devices": parts.strategy.devices, "strategy": parts.strategy.description}
+            facts = {"devices": parts.strategy.device_count, "strategy": parts.strategy.description}
             self.history = History(directory.starts, ledger, facts, self.step)
             self.reporting = Reporting(config, directory, parts.steps, self.step, ledger)
         self.reporting.say(printout.opening(parts, directory.path, restored.origin, self.step))
@@ -77,7 +74,6 @@ class Training:
             self.reporting.say("the callbacks are not those of the checkpoint: they start with no memory of the run")
         self._callbacks.on_epoch_begin(self.clock.epochs_ended(self.step))
         self._validation: dict[str, float] = {}
-        self._tracing = False
         self._profile()
         if not self.step:
             self._save({}, due=True)  # from here on there is always a good checkpoint
@@ -192,9 +188,9 @@ class Training:
         return self._validation
 
     def _log(self, metrics: dict[str, float]) -> None:
-        program = self.parts.program
-        facts = {"learning_rate": program.learning_rate, "ids": f"{self._take_ids():016x}"}
-        facts["gradient_norms"] = program.objective.gradient_norms(self._totals)
+        norms = self.parts.program.objective.gradient_norms(self._totals)
+        rate, ids = self.parts.program.learning_rate, f"{self._take_ids():016x}"
+        facts = {"learning_rate": rate, "ids": ids, "gradient_norms": norms}
         if self._stalls:
             facts["save_stall"], self._stalls = max(self._stalls), []
         if skipped := int(keras.ops.convert_to_numpy(self._totals.skipped)):
@@ -204,6 +200,7 @@ class Training:
             self._callbacks.on_train_batch_end(self.step - 1, metrics)
         self._totals = self.parts.program.objective.no_totals()
         self.health.look()
+        self.utilization.measure(self.reporting, self._ledger)
         self.history.write(self.step)
 
     def _take_ids(self) -> int:

@@ -29,13 +29,20 @@ class Strategy(abc.ABC):
       devices: R, over all processes.
       description: the devices in words, for people.
       cluster: the processes; this one owns R / cluster.size devices.
+      on_cpu: whether the devices are CPUs, which share their host's cores.
       can_skip: whether its `train` undoes an unhealthy step where `program.objective.skips` (--on_nan=skip).
     """
 
     devices: int
     description: str
     cluster: Cluster = ALONE
+    on_cpu = False
     can_skip = False
+
+    @property
+    def device_count(self) -> int:
+        """All devices of all processes: more than R where a share of the data axis is several."""
+        return self.devices
 
     @abc.abstractmethod
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -85,6 +92,14 @@ class Strategy(abc.ABC):
           x: as the model takes it, (examples, ...); the same shape at each call.
         """
         return None
+
+    def flops(self, spec: Any) -> float:
+        """Floating-point operations of one training step over all devices, as written down; 0: not known.
+
+        Args:
+          spec: structure, with shape and dtype, of a block (steps, replicas, examples of a replica, ...).
+        """
+        return 0.0
 
     def checksums(self) -> list[int]:
         """A number for each local device's copy of all variables, equal if the copies are; [] where each has one."""

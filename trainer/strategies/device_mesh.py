@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax import dtypes
 from jax.sharding import NamedSharding, PartitionSpec
 
 from input_pipeline.pipeline import Batch, Pipeline
+from input_pipeline.source import map_structure
 from trainer.cluster import ALONE, Cluster
 from trainer.config import Config
 from trainer.layouts import Layout
@@ -23,7 +25,7 @@ from trainer.strategies import jax_devices
 from trainer.strategies.base import Block, Strategy
 from trainer.strategies.data_parallel import ExactLoop, FastLoop, per_device
 from trainer.strategies.host_values import Gathering, OnMesh, assign, own_pieces, sum_bits
-from trainer.strategies.sharded import Forward, Placing, ShardedLoop, layout_of, over_replicas
+from trainer.strategies.sharded import Forward, Placing, ShardedLoop, layout_of, over_replicas, summing
 from trainer.sums import Sums, Totals, Values
 
 _BY_REPLICA = PartitionSpec(None, "data")  # (K, V, ...)
@@ -71,10 +73,14 @@ class DeviceMesh(Strategy):
         shape = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
         self.description = f"{description}, DeviceMesh({shape})"
         self.layout, self._exact, self._abstract = layout, exact, abstract
-        self._on_cpu = devices[0].platform == "cpu"
+        self.on_cpu = devices[0].platform == "cpu"
         self._sharded = layout.shards or len(sizes) > 1
         self.mesh = jax.sharding.Mesh(np.array(devices).reshape(*sizes.values()), tuple(sizes))
         self._placing = Placing(self.mesh, layout, abstract)
+
+    @property
+    def device_count(self) -> int:
+        return int(self.mesh.size)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         return self._placing.scope()
@@ -116,7 +122,7 @@ class DeviceMesh(Strategy):
         program.assign = lambda variable, read: assign(variable, self.sharding(variable), read)
         if self.layout.shards and self.cluster.size > 1:
             program.own_pieces = own_pieces
-        self._exact |= self._on_cpu and program.replicas > 1  # virtual devices lose no fast interconnect
+        self._exact |= self.on_cpu and program.replicas > 1  # virtual devices lose no fast interconnect
         self._loops: dict[bool, ExactLoop | FastLoop | ShardedLoop] = {}
 
     def sharding(self, variable: keras.Variable) -> NamedSharding:
@@ -132,12 +138,7 @@ class DeviceMesh(Strategy):
         Args:
           block: jax.ShapeDtypeStructs (K, V, b, ...).
         """
-
-        def abstract(variable: keras.Variable) -> jax.ShapeDtypeStruct:
-            dtype = keras.backend.standardize_dtype(variable.dtype)
-            return jax.ShapeDtypeStruct(variable.shape, dtype, sharding=self.sharding(variable))
-
-        values = Values(*([abstract(v) for v in variables] for variables in self._state.variables))
+        values = self._state.shapes(placed=True)
         sharding = NamedSharding(self.mesh, _BY_REPLICA)
         block = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), block)
         totals = jax.eval_shape(self._program.objective.no_totals)
@@ -145,16 +146,16 @@ class DeviceMesh(Strategy):
         with self._placing.scope():
             if self._sharded:
                 return self._sharded_loop(True).program.lower(values, totals, block, number, number)
-            leaf = self._leaf(self._forward(True), True)
+            leaf = summing(self._forward(True), True)
             loop = FastLoop(self.mesh, self._program.replicas, leaf, self._update, self._tally)
             return loop.program.lower(values, totals, block, number, number, number)
 
-    def flops(self, lowered: jax.stages.Lowered) -> float:
-        """FLOPs of one step over all devices."""
-        # Of all devices' program, or of the one that each runs alone; and of one turn of the loop over replicas.
-        flops = (lowered.cost_analysis() or {}).get("flops", 0.0) * (1 if self._sharded else self.mesh.size)
-        turns = self._program.replicas // self.devices
-        return flops * max(1.0, turns / 2)
+    def flops(self, spec: Any) -> float:
+        leaf, values = summing(self._forward(True), True), self._state.shapes(placed=False)
+        batch = map_structure(lambda a: jax.ShapeDtypeStruct(a.shape[2:], dtypes.canonicalize_dtype(a.dtype)), spec)
+        with self._placing.scope():
+            counted = jax.jit(leaf).lower(values, batch).cost_analysis() or {}
+        return float(counted.get("flops", 0.0)) * self._program.replicas
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
         loop = self.loop(True, block)
@@ -198,15 +199,15 @@ class DeviceMesh(Strategy):
         if self._sharded:
             return self._sharded_loop(training)
         replicas, update = self._program.replicas, self._update if training else None
-        leaf = self._leaf(self._forward(training), training)
+        leaf = summing(self._forward(training), training)
         batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
         # XLA's CPU compiler takes its fast convolutions in a program's entry only: they are 10 times
         # slower in the loops of FastLoop.
-        slow = self._on_cpu and "conv_general" in str(jax.make_jaxpr(leaf)(self._state.values(), batch))
+        slow = self.on_cpu and "conv_general" in str(jax.make_jaxpr(leaf)(self._state.values(), batch))
         return (ExactLoop if self._exact or slow else FastLoop)(self.mesh, replicas, leaf, update, self._tally)
 
     def _sharded_loop(self, training: bool) -> ShardedLoop:
-        leaf = self._leaf(over_replicas(self._forward(training), self._state.shardings.trainable), training)
+        leaf = summing(over_replicas(self._forward(training), self._state.shardings.trainable), training)
         update = self._update if training else None
         return ShardedLoop(self.mesh, self._program.replicas, leaf, update, self._state.shardings, self._tally)
 
@@ -216,18 +217,6 @@ class DeviceMesh(Strategy):
             return objective * self._loss_scale(values), sums if training else sums._replace(state=[])
 
         return forward
-
-    def _leaf(self, forward: Forward, training: bool) -> Any:
-        """(values, batch) -> Sums, with gradients in training."""
-
-        def with_gradients(values: Values, batch: Batch) -> Sums:
-            def objective(trainable: list[Any]) -> tuple[Any, Sums]:
-                return forward(trainable, values, batch)
-
-            gradients, sums = jax.grad(objective, has_aux=True)(values.trainable)
-            return sums._replace(gradients=[g.astype(jnp.float32) for g in gradients])
-
-        return with_gradients if training else lambda values, batch: forward(values.trainable, values, batch)[1]
 
     def _loss_scale(self, values: Values) -> Any:
         for variable, value in zip(self._state.variables.optimizer, values.optimizer, strict=True):

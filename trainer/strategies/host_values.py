@@ -56,6 +56,15 @@ class OnMesh:
         values, left = jax.tree.map(lambda variable: variable.value, self.variables), iter(self._left)
         return Values(*jax.tree.map(lambda v, s: v if next(left)() is v else placed(v, s), values, self.shardings))
 
+    def shapes(self, placed: bool) -> Values:
+        """jax.ShapeDtypeStructs of the values, with their shardings if `placed`."""
+
+        def shape(variable: keras.Variable, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+            dtype = keras.backend.standardize_dtype(variable.dtype)
+            return jax.ShapeDtypeStruct(variable.shape, dtype, sharding=sharding if placed else None)
+
+        return Values(*jax.tree.map(shape, self.variables, self.shardings))
+
     def assign(self, values: Values) -> None:
         """Sets all variables."""
         leaves = jax.tree.leaves(values)

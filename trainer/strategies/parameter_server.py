@@ -144,6 +144,9 @@ class ParameterServer(TFDistribute):
     def predict(self, x: Any) -> None:
         """None: the variables lie on the servers."""
 
+    def flops(self, spec: Any) -> float:
+        return 0.0  # workers come and go: no peak is theirs
+
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
         for i, outcome in enumerate(self._computed(self._train_on_worker, block, range(first, first + count))):
             totals = self._objective.add(totals, outcome, np.int32(step + i))

@@ -103,6 +103,19 @@ def _defer(variable: Any, initializer: Any) -> None:
     variable._value, variable._initializer = None, initializer
 
 
+def summing(forward: Forward, training: bool) -> Callable[[Values, Batch], Sums]:
+    """(values, batch) -> Sums, with gradients in training."""
+
+    def with_gradients(values: Values, batch: Batch) -> Sums:
+        def objective(trainable: list[Any]) -> tuple[Any, Sums]:
+            return forward(trainable, values, batch)
+
+        gradients, sums = jax.grad(objective, has_aux=True)(values.trainable)
+        return sums._replace(gradients=[g.astype(jnp.float32) for g in gradients])
+
+    return with_gradients if training else lambda values, batch: forward(values.trainable, values, batch)[1]
+
+
 def over_replicas(forward: Forward, shardings: Sequence[NamedSharding]) -> Forward:
     """The same for R logical replicas at once, (R, b, ...) laid over the data axis: sums over them.
 

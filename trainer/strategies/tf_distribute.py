@@ -12,9 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from input_pipeline.pipeline import Batch, Pipeline
+from input_pipeline.source import map_structure
 from trainer.cluster import ALONE, Cluster
 from trainer.program import Program
 from trainer.step import mean_gradients, mean_state
+from trainer.strategies import tf_flops
 from trainer.strategies.base import Block, Strategy
 from trainer.strategies.tf_sums import add, add_in_tree_order, add_over_processes, assign, at, repeat, sum_of_leaves
 from trainer.sums import Outcome, Sums, Totals
@@ -47,6 +49,7 @@ class TFDistribute(Strategy):
         self.devices = strategy.num_replicas_in_sync
         self._in_tree_order = exact
         self.cluster = cluster
+        self.on_cpu = all("CPU" in device for device in strategy.extended.worker_devices)
         self.description = description
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -79,6 +82,11 @@ class TFDistribute(Strategy):
 
     def predict(self, x: Any) -> Any:
         return tf.nest.map_structure(np.asarray, self._predict(x))
+
+    def flops(self, spec: Any) -> float:
+        batch = map_structure(lambda a: tf.TensorSpec(a.shape[2:], a.dtype), spec)
+        leaf = tf.function(self._gradient_sums, autograph=False).get_concrete_function(batch)
+        return tf_flops.count(leaf.graph) * self._program.replicas
 
     def checksums(self) -> list[int]:
         if self.devices == 1:

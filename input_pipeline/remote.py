@@ -1,0 +1,103 @@
+"""Data in a bucket (gs://, s3://) or on a web server (https://): copied to this host once, by fsspec.
+
+Sources read examples in any order, map files into memory and keep an index beside them; so they work on files.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from input_pipeline.source import DataError
+
+_AT_ONCE = 8  # files
+_KNOWN = ".copied.jsonl"
+# By what stores call it: how a file is known to be another than before.
+_STAMPS = (
+    "size",
+    "ETag",
+    "etag",
+    "md5Hash",
+    "crc32c",
+    "generation",
+    "LastModified",
+    "last_modified",
+    "mtime",
+    "updated",
+)
+
+
+def local(place: str) -> str:
+    """The directory on this host that holds a copy of a remote one; what names no remote place comes back as it is.
+
+    Copies lie under $XDG_CACHE_HOME/onecurve. Files that are there, and have not changed in the store since (by what
+    it tells of them: size, time, checksum), are not fetched again; one process of a host fetches, the others wait.
+
+    Args:
+      place: a directory, or a URL of one.
+
+    Raises:
+      DataError: the store can't be reached or has no such files, the packages for it are missing, or a file's name
+        would lead out of the copy.
+    """
+    if not re.match(r"[a-z][a-z0-9+]*://", place):
+        return place
+    try:
+        import fsspec
+
+        store, root = fsspec.core.url_to_fs(place)
+        found = store.find(root, detail=True)
+        if not found:
+            store.ls(root)  # which raises what `find` keeps to itself
+    except ImportError as error:
+        raise DataError(f"to read {place}: pip install 'onecurve[remote]' ({error})") from None
+    except Exception as error:  # each store has errors of its own
+        raise DataError(f"{place} can't be listed: {type(error).__name__}: {error}") from error
+    files = {name: facts for name, facts in found.items() if facts.get("type", "file") == "file"}
+    if not files:
+        raise DataError(f"{place} holds no files")
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache", "onecurve")
+    directory = cache / hashlib.sha256(place.rstrip("/").encode()).hexdigest()[:16]
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _fetch(store, root.rstrip("/"), files, directory, place)
+    return str(directory)
+
+
+def _fetch(store: Any, root: str, files: dict[str, Any], directory: pathlib.Path, place: str) -> None:
+    """Makes the directory a copy: each file fetched beside, then renamed; what is no longer there is removed."""
+    wanted = {}
+    for name, facts in files.items():
+        relative = name.removeprefix(root).lstrip("/") or pathlib.PurePosixPath(name).name
+        if not (directory / relative).resolve().is_relative_to(directory.resolve()):
+            raise DataError(f"{place} names a file {relative!r}, which would lie outside of its copy")
+        if facts.get("size") is None:
+            facts = store.info(name)
+        wanted[relative] = name, {key: str(facts[key]) for key in _STAMPS if key in facts}
+    with open(directory / _KNOWN, "a+") as known_file:
+        known_file.seek(0)
+        known = {line["file"]: line["stamp"] for line in map(json.loads, known_file) if line}
+        for relative in set(known) - set(wanted):
+            (directory / relative).unlink(missing_ok=True)
+        new = [r for r, (_, stamp) in wanted.items() if known.get(r) != stamp or not (directory / r).is_file()]
+        if new:
+            print(f"copying {len(new)} of {len(wanted)} files from {place} to {directory}", flush=True)
+
+        def fetch(relative: str) -> None:
+            target = directory / relative
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part = directory / f".part-{hashlib.sha256(relative.encode()).hexdigest()[:16]}"
+            store.get_file(wanted[relative][0], str(part))
+            os.replace(part, target)
+
+        try:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                for relative, _ in zip(new, pool.map(fetch, new), strict=True):
+                    known_file.write(json.dumps({"file": relative, "stamp": wanted[relative][1]}) + "\n")
+        except Exception as error:
+            raise DataError(f"{place} could not be copied: {type(error).__name__}: {error}") from error

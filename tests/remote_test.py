@@ -1,0 +1,65 @@
+"""Data on another machine, by a real server: copied once, again where they changed, never half."""
+
+import functools
+import http.server
+import pathlib
+import threading
+
+import pytest
+
+from input_pipeline import remote
+from input_pipeline.source import DataError
+from tests.running import summary, trainer
+
+
+@pytest.fixture
+def server(tmp_path):
+    """(its URL, the directory that it serves)."""
+    directory = tmp_path / "served"
+    directory.mkdir()
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(directory))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{httpd.server_port}", directory
+        httpd.shutdown()
+
+
+def test_remote_data_are_copied_once(server, tmp_path, monkeypatch, capfd):
+    url, directory = server
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for number in range(3):
+        (directory / "deep").mkdir(exist_ok=True)
+        (directory / "deep" / f"{number}.txt").write_text(str(number) * 5000)
+    copy = pathlib.Path(remote.local(f"{url}/"))
+    assert "copying 3 of 3" in capfd.readouterr().out
+    assert {p.name: p.read_text() for p in copy.glob("deep/*.txt")} == {f"{n}.txt": str(n) * 5000 for n in range(3)}
+    assert remote.local(f"{url}/") == str(copy) and "copying" not in capfd.readouterr().out
+    (directory / "deep/1.txt").write_text("changed")
+    (directory / "deep/2.txt").unlink()
+    remote.local(f"{url}/")
+    assert "copying 1 of 2" in capfd.readouterr().out
+    assert sorted(p.name for p in copy.glob("deep/*")) == ["0.txt", "1.txt"]
+    assert (copy / "deep/1.txt").read_text() == "changed"
+    assert remote.local(str(tmp_path)) == str(tmp_path)
+
+
+def test_remote_data_that_can_not_be_had(server):
+    url, _ = server
+    for place, words in (
+        (f"{url}/nowhere/", "can't be listed|holds no files"),
+        ("http://127.0.0.1:1/", "can't be listed"),
+        ("s3://bucket/data", "onecurve\\[remote\\]|can't be listed"),
+        ("nosuchstore://bucket", "onecurve\\[remote\\]|can't be listed"),
+    ):
+        with pytest.raises(DataError, match=words):
+            remote.local(place)
+
+
+def test_a_run_on_remote_data(server, tmp_path):
+    url, directory = server
+    for name in ("a", "b", "c"):
+        (directory / f"{name}.py").write_text(f"print('{name}')\n" * 200)
+    dataset = ("--dataset=text(context=16, held_out=3, evaluation_examples=8)", f"--data_dir={url}")
+    flags = ("--model=transformer(width=8, depth=1, heads=2, groups=1, hidden=8)", "--steps=3", "--global_batch=4")
+    trainer(*dataset, *flags, f"--run_dir={tmp_path}/run", XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert summary(tmp_path / "run")["step"] == 3

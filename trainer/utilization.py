@@ -1,0 +1,61 @@
+"""How much of the devices' peak a run uses (model FLOPs utilization, Chowdhery et al. 2022, arXiv:2204.02311)."""
+
+import socket
+import time
+
+import keras
+import numpy as np
+
+from trainer.assembly import Assembly
+from trainer.ledger import Ledger
+from trainer.reporting import Nothing, Reporting
+
+_AFTER = 10.0  # seconds of training, before which nobody asks
+_LEAST = 0.02  # seconds of a product that is long enough to be timed
+
+
+class Utilization:
+    """Counts a step's floating-point operations, and measures how many the devices could do.
+
+    Args:
+      parts: of the run; all processes make one together.
+      step: steps done before this start.
+    """
+
+    def __init__(self, parts: Assembly, step: int) -> None:
+        self._parts, self._step, self._begin = parts, step, time.monotonic()
+        hosts = len(set(parts.peers.gather(socket.gethostname())))
+        # Virtual CPU devices share what their host can do.
+        self._peaks = hosts if parts.strategy.on_cpu else parts.strategy.device_count
+        self.flops = self.peak = 0.0  # of a step; of all devices, a second
+
+    def measure(self, reporting: Reporting | Nothing, ledger: Ledger) -> None:
+        """Counts and measures, once, when the run has trained for a while; the log then tells both."""
+        if self.peak or not self._parts.peers.cluster.is_chief or time.monotonic() - self._begin < _AFTER:
+            return
+        with ledger("measure"):
+            self.peak = self._peaks * matrix_product(keras.config.dtype_policy().compute_dtype)
+            spec = self._parts.pipeline(self._parts.dataset.train, shuffled=True).spec
+            self.flops = self._parts.strategy.flops(spec)
+        reporting.compare(self.flops, self.peak)
+
+    def of(self, step: int, seconds: float) -> dict[str, float]:
+        """'flops_per_second' of this start's steps, and 'mfu', its share of the peak; {} where nothing was measured."""
+        if not self.flops or not seconds:
+            return {}
+        speed = self.flops * (step - self._step) / seconds
+        return {"flops_per_second": speed, "mfu": speed / self.peak}
+
+
+def matrix_product(dtype: str) -> float:
+    """FLOP/s of the fastest product of two square matrices that this process's first device was seen to do."""
+    best, size, seconds = 0.0, 256, 0.0
+    while seconds < _LEAST and size < 8192:
+        size *= 2
+        a = keras.ops.cast(keras.ops.convert_to_tensor(np.full((size, size), 1 / size, np.float32)), dtype)
+        for _ in range(4):  # the first one compiles
+            begin = time.perf_counter()
+            keras.ops.convert_to_numpy(keras.ops.sum(keras.ops.matmul(a, a)))
+            seconds = time.perf_counter() - begin
+            best = max(best, 2 * size**3 / seconds)
+    return best
