@@ -39,8 +39,10 @@ def texts(parts: Assembly) -> dict[str, str]:
     for path, variable in parts.program.variables.items():
         held = parts.strategy.elements_on_device(variable) * itemsize(variable.dtype)
         rows.append(f"| {path} | {tuple(variable.shape)} | {variable.dtype} | {held:,} |")
+    shards = "\n\n".join(parts.strategy.pictures())
     return {
         "run/variables": "\n".join(rows),
+        **({"run/shards": f"```\n{shards}\n```"} if shards else {}),
         "run/flags": "\n".join(f"    {line}" for line in parts.config.to_flags()) or "all at their defaults",
         "run/environment": "\n".join(f"- {k}: {v}" for k, v in environment.items()),
     }

@@ -62,6 +62,10 @@ class Strategy(abc.ABC):
         """How many elements of a variable of the program one device holds: all, where nothing is sharded."""
         return math.prod(variable.shape)
 
+    def pictures(self) -> list[str]:
+        """For people: which devices hold which part of the variables and of a batch, where not all hold all."""
+        return []
+
     @abc.abstractmethod
     def feed(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
         """The pipeline's blocks from `first_block` on, on the devices."""

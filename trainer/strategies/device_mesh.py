@@ -21,7 +21,7 @@ from trainer.config import Config
 from trainer.layouts import Layout
 from trainer.program import Program
 from trainer.step import mean_gradients, mean_state
-from trainer.strategies import jax_devices
+from trainer.strategies import jax_devices, pictures
 from trainer.strategies.base import Block, Strategy
 from trainer.strategies.data_parallel import ExactLoop, FastLoop, per_device
 from trainer.strategies.host_values import Gathering, OnMesh, assign, own_pieces, sum_bits
@@ -131,6 +131,9 @@ class DeviceMesh(Strategy):
 
     def elements_on_device(self, variable: keras.Variable) -> int:
         return math.prod(self.sharding(variable).shard_shape(variable.shape))
+
+    def pictures(self) -> list[str]:
+        return pictures.draw(self._program, self.sharding, self.mesh)
 
     def lower(self, block: Block) -> jax.stages.Lowered:
         """The step of an abstract program, from shapes alone.
