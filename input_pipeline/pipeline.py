@@ -1,4 +1,4 @@
-"""ids -> slices -> batches: the tf.data pipelines that feed the devices.
+"""ids -> slices -> batches: the pipelines that feed the devices, by tf.data or by threads.
 
 One element is one block: the examples of `block` consecutive steps for one share of the logical
 replicas, as arrays (block, replicas of the share, examples of a replica, ...). Blocks are cut at
@@ -8,13 +8,15 @@ resumes at, and a long block makes few large reads where single steps would make
 
 import collections
 import dataclasses
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from input_pipeline import order
+from input_pipeline import ahead, order
 from input_pipeline.dataset import check_labels
 from input_pipeline.source import (
     DataError,
@@ -29,6 +31,7 @@ from input_pipeline.source import (
     read,
 )
 
+_ENDLESS = 2**40  # blocks
 Batch = dict[str, Any]  # 'x', 'y', 'key' and, where examples are weighted or padded, 'weight'
 
 
@@ -62,8 +65,9 @@ class Pipeline:
     augment: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        self.error: Exception | None = None  # what the source raised: tf.data hands on only its text
+        self.error: Exception | None = None  # what the source raised
         self._fed: dict[int, int] = collections.defaultdict(int)  # step: checksum of the ids of our shares
+        self._lock = threading.Lock()
         self._whole: tuple[int, Example] = (-1, ())  # of streamed data: the last block that was read
         self._example = example_spec(self.source)
         self._padded = not self.shuffled and len(self.source) % self.global_batch != 0
@@ -83,11 +87,24 @@ class Pipeline:
         return tf_data.dataset(self, first_block)
 
     def blocks(self, first_block: int = 0) -> Iterator[Batch]:
-        """The elements as numpy arrays, for backends that are not TensorFlow."""
-        from input_pipeline import tf_data
+        """The elements as numpy arrays, read without TensorFlow, for backends that are others."""
+        if tensorflow := sys.modules.get("tensorflow"):  # a dataset's own: accelerators are not for it
+            tensorflow.config.set_visible_devices([], "GPU")
+        threads = 1 if is_streamed(self.source) else 0
+        return ahead.in_order(self.element, self.indices(first_block), self.prefetch * len(self.shares), threads)
 
-        tf_data.leave_accelerators()
-        return self.dataset(first_block).as_numpy_iterator()
+    def indices(self, first_block: int) -> range:
+        """Of the elements from a block on."""
+        blocks = _ENDLESS if self.shuffled else -(-self.steps // self.block)
+        return range(first_block * len(self.shares), blocks * len(self.shares))
+
+    def element(self, index: int) -> Batch:
+        """Reads an element, and remembers what the source raised: tf.data hands on only its text."""
+        try:
+            return self.read_block(index)
+        except Exception as error:
+            self.error = self.error or error
+            raise
 
     def fed(self, first: int, end: int) -> int:
         """Checksum of the ids that were read for steps from `first` to before `end`, each asked for once."""
@@ -103,8 +120,10 @@ class Pipeline:
         n = len(self.source)
         ids = self._ids(position)
         if self.shuffled:
-            for i, checksum in enumerate(order.checksums(ids.reshape(self.block, -1))):
-                self._fed[block * self.block + i] += checksum
+            checksums = order.checksums(ids.reshape(self.block, -1))
+            with self._lock:  # the shares of a block may be read at once
+                for i, checksum in enumerate(checksums):
+                    self._fed[block * self.block + i] += checksum
         example = self._read(block, position, ids)
         if self.augment and self.shuffled:
             example = self.augment(example, order.fold(3, self.seed, position.ravel()))

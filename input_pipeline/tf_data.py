@@ -14,17 +14,12 @@ if TYPE_CHECKING:
 
 def dataset(pipeline: "Pipeline", first_block: int) -> "tf.data.Dataset":
     """Elements from a block on, the shares of a block one after the other."""
-    shares = len(pipeline.shares)
-    end = np.iinfo(np.int64).max if pipeline.shuffled else -(-pipeline.steps // pipeline.block) * shares
-    index = tf.data.Dataset.range(first_block * shares, end)
+    indices = pipeline.indices(first_block)
+    index = tf.data.Dataset.range(indices.start, indices.stop)
     specs = map_structure(lambda spec: tf.TensorSpec(spec.shape, spec.dtype), pipeline.spec)
 
     def flat(index: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
-        try:
-            return list(tf.nest.flatten(pipeline.read_block(int(index))))
-        except Exception as error:
-            pipeline.error = pipeline.error or error
-            raise
+        return list(tf.nest.flatten(pipeline.element(int(index))))
 
     def element(index: Any) -> Any:
         leaves = tf.nest.flatten(specs)
@@ -37,9 +32,4 @@ def dataset(pipeline: "Pipeline", first_block: int) -> "tf.data.Dataset":
     # number of parallel calls.
     calls = None if is_streamed(pipeline.source) else tf.data.AUTOTUNE
     elements = index.map(element, num_parallel_calls=calls, deterministic=None if calls is None else True)
-    return elements.prefetch(pipeline.prefetch * shares)
-
-
-def leave_accelerators() -> None:
-    """TensorFlow only reads data in this process: the accelerators are another backend's."""
-    tf.config.set_visible_devices([], "GPU")
+    return elements.prefetch(pipeline.prefetch * len(pipeline.shares))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
 import math
 from collections.abc import Iterator
 
@@ -104,7 +103,6 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     config = dataclasses.replace(config, replicas=recorded_replicas or config.replicas)
     peers.all_started()
     with backend.quiet():  # TensorFlow looks for GPUs, and complains of each way in which there are none
-        importlib.import_module("input_pipeline.tf_data")  # what the pipelines will need; `explain` does without
         strategy = strategies.create(config, keras.config.backend(), peers.cluster)
     peers.agree({"its devices": strategy.description})
     data = load_dataset(config)  # after the strategy: a dataset that uses TensorFlow fixes TensorFlow's devices

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 
 from input_pipeline import order
@@ -44,7 +45,8 @@ def run(config: Config) -> int:
     bytes_ = sum(leaf.nbytes for leaf in flatten(element)) / examples
     positions = np.arange(examples)
     ids = order.order(config.seed, positions, len(data.train))
-    blocks = pipeline.blocks()
+    of_tensorflow = keras.config.backend() == "tensorflow"
+    blocks = pipeline.dataset().as_numpy_iterator() if of_tensorflow else pipeline.blocks()
     next(blocks)  # the pipeline's own start is not its speed
     stages: dict[str, Callable[[int], Any]] = {
         "order of the examples": lambda i: order.order(config.seed, positions + i * examples, len(data.train)),

@@ -5,10 +5,13 @@ import hashlib
 import inspect
 import json
 import random
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import keras
+import keras.src.utils.module_utils as keras_modules
 import numpy as np
 
 from input_pipeline.dataset import Dataset
@@ -88,7 +91,8 @@ class Program:
     def architecture(self) -> str:
         """Digest of the model's configuration; the name of its class if it can't be serialized."""
         try:
-            config = keras.saving.serialize_keras_object(self.model)["config"]
+            with without_tensorflow():
+                config = keras.saving.serialize_keras_object(self.model)["config"]
             text = json.dumps(config, sort_keys=True)
         except (NotImplementedError, TypeError, ValueError):
             return type(self.model).__name__
@@ -118,6 +122,13 @@ class Program:
 
 def _assign_whole(variable: keras.Variable, read: Callable[[Index], np.ndarray]) -> None:
     variable.assign(read(everything(variable.shape)))
+
+
+@contextlib.contextmanager
+def without_tensorflow() -> Iterator[None]:
+    """Keeps Keras from importing TensorFlow, for seconds, to see whether a thing to be serialized is of its types."""
+    with mock.patch.object(keras_modules.tensorflow, "_available", "tensorflow" in sys.modules):
+        yield
 
 
 def kind(variable: keras.Variable) -> str:

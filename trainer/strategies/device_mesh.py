@@ -100,6 +100,8 @@ class DeviceMesh(Strategy):
         sharding = NamedSharding(self.mesh, _BY_REPLICA)
 
         def put(mine: np.ndarray) -> jax.Array:
+            if self.cluster.size == 1:
+                return jax.device_put(mine, sharding)
             shape = (mine.shape[0], self._program.replicas, *mine.shape[2:])
             return jax.make_array_from_process_local_data(sharding, mine, shape)
 
