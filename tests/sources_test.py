@@ -18,7 +18,7 @@ from tests.running import summary, trainer
 DATA = digits.load()
 X, Y = DATA.train.arrays
 FEATURES = {"image": ("uint8", (8, 8, 1)), "label": ("int32", ())}
-FLAGS = ("--model=convnet", "--steps=40", "--evaluate_every=never")
+FLAGS = ("--backend=jax", "--model=convnet", "--steps=40", "--evaluate_every=never")
 
 
 def test_arrays_in_files(tmp_path):
@@ -123,7 +123,13 @@ def test_images_in_folders(folders, tmp_path):
     first = images.Images([folders / "one" / "001.png"], np.zeros(1, np.int32), (32, 32), 1).read(np.array([0]))[0][0]
     assert (first[::4, ::4] == X[Y == 1][1]).all()
     data = ("--dataset=images(size=16,shift=1)", f"--data_dir={folders}", "--cache=memory")
-    flags = (*data, "--model=convnet", "--epochs=40", "--learning_rate=0.003", "--evaluate_every=never")
+    flags = (
+        *data,
+        "--model=convnet",
+        "--epochs=40",
+        "--learning_rate=0.003",
+        "--evaluate_every=never",
+    )
     trainer(*flags, f"--run_dir={tmp_path / 'one'}", "--replicas=2")
     assert summary(tmp_path / "one")["final"]["test_accuracy"] > 0.7
     trainer(*flags, f"--run_dir={tmp_path / 'two'}", "--strategy=mirrored", "--devices=2")
@@ -152,7 +158,7 @@ def test_damaged_images_are_told_or_skipped(damage, folders, tmp_path):
     assert time.monotonic() - begin < 10
     x, _, weights = images.load(str(folders), size=8, skip_bad=1).train.read(np.arange(270))
     assert weights.sum() == 269 and not x[weights == 0].any()
-    flags = (f"--data_dir={folders}", "--model=convnet", "--epochs=1")
+    flags = ("--backend=jax", f"--data_dir={folders}", "--model=convnet", "--epochs=1")
     if damage == "cut":
         assert "007.png" in trainer("--dataset=images(size=8)", *flags, f"--run_dir={tmp_path / 'a'}", code=2).stderr
         out = trainer("--dataset=images(size=8,skip_bad=1)", *flags, f"--run_dir={tmp_path / 'b'}").stdout
@@ -187,7 +193,7 @@ def test_rows_of_a_table(kind, tmp_path):
     (csv.write_csv if kind == "csv" else parquet.write_table)(rows, tmp_path / f"rows.{kind}")
     data = table.load(str(tmp_path), label="answer")
     assert data.classes == 2 and example_spec(data.train)[0].shape == (3,) and len(data.train) == 900
-    flags = (f"--data_dir={tmp_path}", "--model=mlp", "--epochs=20", "--learning_rate=0.01")
+    flags = ("--backend=jax", f"--data_dir={tmp_path}", "--model=mlp", "--epochs=20", "--learning_rate=0.01")
     trainer("--dataset=table(label='answer')", *flags, f"--run_dir={tmp_path / 'run'}")
     assert summary(tmp_path / "run")["final"]["test_accuracy"] > 0.7
     with pytest.raises(DataError, match="there is no column 'question'"):
@@ -224,7 +230,7 @@ def test_what_gives_one_example_at_a_time_is_a_source():
 def test_fewer_examples_than_a_batch(examples, tmp_path):
     """A batch runs on into the next pass; each example still counts once in an evaluation."""
     data = f"--dataset=synthetic(examples={examples},evaluation_examples={examples})"
-    trainer(data, "--model=mlp", "--steps=3", "--log_every=1", f"--run_dir={tmp_path}")
+    trainer(data, "--backend=jax", "--model=mlp", "--steps=3", "--log_every=1", f"--run_dir={tmp_path}")
     assert summary(tmp_path)["step"] == 3
     assert "each example exactly once" in trainer("audit", f"--run_dir={tmp_path}").stdout
 
@@ -242,7 +248,7 @@ def test_a_download_that_broke_off_is_named(damage, keras_home, tmp_path):
         content[len(content) // 2] ^= 16
     file.unlink()
     file.write_bytes(content)
-    flags = ("--dataset=fashion_mnist", "--steps=1", f"--run_dir={tmp_path / 'run'}")
+    flags = ("--backend=jax", "--dataset=fashion_mnist", "--steps=1", f"--run_dir={tmp_path / 'run'}")
     told = trainer(*flags, code=2, KERAS_HOME=str(home)).stderr
     assert "fashion_mnist could neither be downloaded nor read from" in told
 
@@ -288,7 +294,7 @@ def test_a_stream_goes_on_where_it_stood(backend, streams, tmp_path):
 
 
 def test_a_stream_of_unknown_or_wrong_length_is_refused(streams, tmp_path):
-    flags = ("--steps=40", f"--run_dir={tmp_path / 'run'}")
+    flags = ("--backend=jax", "--steps=40", f"--run_dir={tmp_path / 'run'}")
     ran = trainer("--dataset=streams:load", *flags, code=2, **streams)
     assert "does not know its length" in ran.stderr and "assert_cardinality" in ran.stderr
     wrong = (f"--dataset=streams:load(length={LENGTH + 1})", "--steps=40", f"--run_dir={tmp_path / 'wrong'}")
@@ -377,7 +383,7 @@ def load(data_dir):
 def test_tfds_by_name(tmp_path):
     """A dataset of TensorFlow Datasets, prepared here, trained on; and a name that it does not know."""
     (tmp_path / "little.py").write_text(TFDS)
-    flags = (f"--data_dir={tmp_path / 'tfds'}", "--steps=20", f"--run_dir={tmp_path / 'run'}")
+    flags = ("--backend=jax", f"--data_dir={tmp_path / 'tfds'}", "--steps=20", f"--run_dir={tmp_path / 'run'}")
     out = trainer("--dataset=little:load", *flags, cwd=tmp_path).stdout
     assert "400 to train on, 50 to test on" in out
     flags = (*flags[:-1], f"--run_dir={tmp_path / 'other'}")

@@ -196,8 +196,14 @@ def test_keras_callbacks(backend, project):
     assert len(notes) == sum("val_loss" in line for line in logged)
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "device_mesh"])
-@pytest.mark.parametrize("precision", ["bfloat16", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    ("strategy", "precision"),
+    [
+        *(("device_mesh", precision) for precision in ("bfloat16", "mixed_bfloat16", "mixed_float16")),
+        ("mirrored", "mixed_float16"),
+        *(pytest.param("mirrored", precision, marks=pytest.mark.long) for precision in ("bfloat16", "mixed_bfloat16")),
+    ],
+)
 def test_precisions(strategy, precision, tmp_path):
     trainer(
         f"--strategy={strategy}",
@@ -214,7 +220,7 @@ def test_precisions(strategy, precision, tmp_path):
 
 @pytest.mark.parametrize("cache", ["memory", "cache.bin"])
 def test_a_cache_changes_nothing(cache, tmp_path):
-    flags = ("--dataset=synthetic(examples=500)", "--steps=30", "--log_every=1")
+    flags = ("--backend=jax", "--dataset=synthetic(examples=500)", "--steps=30", "--log_every=1")
     trainer(*flags, "--run_dir=plain", cwd=tmp_path)
     for run_dir in ("first", "second"):  # the second finds the file
         trainer(*flags, f"--cache={cache}", f"--run_dir={run_dir}", cwd=tmp_path)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from trainer import checkpoint
 from trainer.config import Config
 from trainer.errors import PREEMPTED
+from trainer.reporting import OF_TIME
 
 ENOUGH = 600.0  # seconds for one start
 
@@ -97,8 +98,7 @@ class Patient:
         """Hash of the weights, and the log without its times."""
         summary = json.loads((self._directory / "summary.json").read_text())
         lines = [json.loads(line) for line in (self._directory / "metrics.jsonl").read_text().splitlines()]
-        timing = ("examples_per_second", "data_wait", "save_stall")
-        return summary["weights_sha256"], [{k: v for k, v in line.items() if k not in timing} for line in lines]
+        return summary["weights_sha256"], [{k: v for k, v in line.items() if k not in OF_TIME} for line in lines]
 
     def last_words(self) -> str:
         """The last line that it printed."""

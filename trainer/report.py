@@ -9,7 +9,7 @@ from typing import Any
 from trainer import history
 from trainer.config import Config
 from trainer.errors import OK, UserError
-from trainer.reporting import duration
+from trainer.reporting import OF_TIME, duration
 from trainer.run_directory import RunDirectory, replace
 from trainer.verdict import verdict
 
@@ -23,7 +23,7 @@ td.number { text-align: right; font-variant-numeric: tabular-nums } code { white
 figure { display: inline-block; margin: 0 1em 1em 0 } figcaption { font-weight: 600 }
 svg text { font: 11px system-ui, sans-serif; fill: #59636e } .bar { background: #1f6feb; height: 12px }
 """
-_NOT_METRICS = {"step", "learning_rate", "ids", "gradient_norms", "examples_per_second", "data_wait"}
+_NOT_METRICS = {"step", "learning_rate", "ids", "gradient_norms", *OF_TIME}
 Point = tuple[int, float]
 
 

@@ -19,6 +19,9 @@ from trainer.config import Config
 from trainer.ledger import Ledger
 from trainer.run_directory import RunDirectory
 
+# What a line of metrics.jsonl tells of the time that its steps took: two runs of one curve differ in it.
+OF_TIME = ("examples_per_second", "data_wait", "save_stall", "flops_per_second", "mfu")
+
 
 class Nothing:
     """Reports nothing: for the processes of a cluster that are not the chief."""
