@@ -1,8 +1,11 @@
 """Does a step cost what its arithmetic costs? Beside keras.Model.fit and a loop written by hand.
 
 python -m benchmarks.step_time tensorflow|jax
+
+On JAX it needs no TensorFlow: on a machine without, one rival is left out.
 """
 
+import importlib.util
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -95,7 +98,8 @@ def _sides(name: str, spec: str, shape: tuple[int, ...], batch: int, steps: int)
         return float(of_tf_data.fit(data, verbose=0).history["loss"][0])
 
     by_hand = {"jax": _loop_in_jax, "tensorflow": _loop_in_tensorflow}[name](fresh(), x, y, batch)
-    return {"ours": ours, "loop by hand": by_hand, "fit, arrays": fit_arrays, "fit, tf.data": fit_tf_data}
+    sides = {"ours": ours, "loop by hand": by_hand, "fit, arrays": fit_arrays}
+    return sides | ({"fit, tf.data": fit_tf_data} if importlib.util.find_spec("tensorflow") else {})
 
 
 def _loop_in_jax(model: Any, x: Any, y: Any, batch: int) -> Callable[[], float]:
