@@ -10,7 +10,7 @@ import os
 import pathlib
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TextIO
 
 from input_pipeline.source import DataError
 
@@ -69,6 +69,17 @@ def local(place: str) -> str:
     return str(directory)
 
 
+def _known(file: TextIO) -> dict[str, Any]:
+    """File -> stamp, of the copies that were made. A last line that a kill has cut off is dropped: it is made again."""
+    file.seek(0)
+    lines = file.readlines()
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+        file.truncate(sum(len(line.encode()) for line in lines))
+    found = map(json.loads, lines)
+    return {line["file"]: line["stamp"] for line in found}
+
+
 def _fetch(store: Any, root: str, files: dict[str, Any], directory: pathlib.Path, place: str) -> None:
     """Makes the directory a copy: each file fetched beside, then renamed; what is no longer there is removed."""
     wanted = {}
@@ -80,8 +91,7 @@ def _fetch(store: Any, root: str, files: dict[str, Any], directory: pathlib.Path
             facts = store.info(name)
         wanted[relative] = name, {key: str(facts[key]) for key in _STAMPS if key in facts}
     with open(directory / _KNOWN, "a+") as known_file:
-        known_file.seek(0)
-        known = {line["file"]: line["stamp"] for line in map(json.loads, known_file) if line}
+        known = _known(known_file)
         for relative in set(known) - set(wanted):
             (directory / relative).unlink(missing_ok=True)
         new = [r for r, (_, stamp) in wanted.items() if known.get(r) != stamp or not (directory / r).is_file()]

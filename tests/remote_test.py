@@ -34,6 +34,11 @@ def test_remote_data_are_copied_once(server, tmp_path, monkeypatch, capfd):
     assert "copying 3 of 3" in capfd.readouterr().out
     assert {p.name: p.read_text() for p in copy.glob("deep/*.txt")} == {f"{n}.txt": str(n) * 5000 for n in range(3)}
     assert remote.local(f"{url}/") == str(copy) and "copying" not in capfd.readouterr().out
+    with open(copy / ".copied.jsonl", "r+") as known:  # a kill while it was written
+        known.truncate(len(known.read()) - 5)
+    remote.local(f"{url}/")
+    assert "copying 1 of 3" in capfd.readouterr().out
+    assert remote.local(f"{url}/") == str(copy) and "copying" not in capfd.readouterr().out
     (directory / "deep/1.txt").write_text("changed")
     (directory / "deep/2.txt").unlink()
     remote.local(f"{url}/")
