@@ -36,6 +36,24 @@ def agree(directories: list[pathlib.Path], within: float) -> None:
         assert deviation(curve(first), curve(other)) <= within, other.name
 
 
+def compiled_by_xla(input_shape, classes):
+    """A model that asks for XLA on TensorFlow, in Keras's own words."""
+    from trainer.models.mlp import build
+
+    model = build(input_shape, classes)
+    model.compile(jit_compile=True)
+    return model
+
+
+def test_xla_does_not_show_in_the_curve(tmp_path):
+    directories = [tmp_path / "by XLA", tmp_path / "as it is"]
+    flags = ("--backend=tensorflow", "--steps=100", "--log_every=1", "--on_nan=skip")
+    for directory, model in zip(directories, ("tests.curve_test:compiled_by_xla", "mlp"), strict=True):
+        said = trainer(*flags, f"--model={model}", f"--run_dir={directory}").stdout
+        assert ("OneDeviceStrategy, XLA" in said) == (directory is directories[0])
+    agree(directories, SAME_BACKEND)
+
+
 @pytest.mark.parametrize(
     ("strategies", "model"),
     [

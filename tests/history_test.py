@@ -19,16 +19,16 @@ def spent(run: pathlib.Path) -> dict[str, float]:
 
 
 def test_a_planted_sleep_is_found_and_all_sums_up(tmp_path):
-    begin = time.monotonic()
+    begin = time.time()
     trainer(*FLAGS, "--steps=200", "--callbacks=tests.faulty:Sleep(seconds=0.3)", f"--run_dir={tmp_path}")
-    wall = time.monotonic() - begin
+    wall = (tmp_path / "summary.json").stat().st_mtime - begin  # not until the system has taken the process down
     seconds = spent(tmp_path)
     logged = lines(tmp_path)  # also at each epoch's end
     assert seconds["callbacks"] == pytest.approx(0.3 * len(logged), rel=0.05)
     assert all(line["examples_per_second"] > 0 for line in logged)
     line = json.loads((tmp_path / "starts/000000.json").read_text())
     assert sum(seconds.values()) == pytest.approx(line["updated"] - line["began"], rel=0.02)
-    assert sum(seconds.values()) == pytest.approx(wall, abs=2)  # to start and to end a process is not booked
+    assert sum(seconds.values()) == pytest.approx(wall, abs=2)  # to start a process is not booked
     assert summary(tmp_path)["bottleneck"].startswith("callbacks")
 
 

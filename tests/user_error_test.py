@@ -57,6 +57,19 @@ def scalar_loss(input_shape, classes):
     return model
 
 
+def not_for_xla(input_shape, classes):
+    import tensorflow as tf
+
+    class InPython(keras.layers.Layer):
+        def call(self, x):
+            return tf.ensure_shape(tf.py_function(lambda a: a, [x], x.dtype), x.shape)
+
+    layers = [keras.Input(input_shape), keras.layers.Flatten(), InPython(), keras.layers.Dense(classes)]
+    model = keras.Sequential(layers, name="in_python")
+    model.compile(jit_compile=True)
+    return model
+
+
 def raising():
     raise KeyError("a bug of the user's own")
 """
@@ -95,6 +108,7 @@ def project(tmp_path):
         (["--dataset=user_project:Late"], ["label 10 of example 700", "out of range"]),
         (["--model=user_project:nothing"], ["user_project:nothing", "has no 'nothing'"]),
         (["--model=user_project:scalar_loss"], ["not one value per example"]),
+        (["--model=user_project:not_for_xla"], ["--model=in_python", "XLA", "EagerPyFunc", "jit_compile=False"]),
         (["evaluate", "--run_dir=nowhere"], ["--run_dir=nowhere", "holds no run"]),
     ],
     ids=lambda v: v[0] if isinstance(v[0], str) and v[0].startswith("--") else None,

@@ -57,6 +57,8 @@ class Program:
             self.model, y, y_pred = _build_model(config, dataset)
             self.optimizer = optimizers.create(config, steps)
             self.optimizer.build(self.model.trainable_variables)
+        # Whether compile() of the user's model asked for XLA; JAX knows nothing else.
+        self.jit_compile = self.model.compiled and self.model._compile_config.config["jit_compile"] is True
         losses, loss_weights, metrics = compile_model(config, self.model, self.optimizer, y, y_pred)
         skips, scaled = policy.parse(config.on_nan).name == "skip", hasattr(self.optimizer, "dynamic_scale")
         self.objective = Objective(self.model, losses, loss_weights, metrics, config.global_batch, skips, scaled)

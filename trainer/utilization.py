@@ -27,17 +27,20 @@ class Utilization:
         hosts = len(set(parts.peers.gather(socket.gethostname())))
         # Virtual CPU devices share what their host can do.
         self._peaks = hosts if parts.strategy.on_cpu else parts.strategy.device_count
+        self._measured = not parts.peers.cluster.is_chief
         self.flops = self.peak = 0.0  # of a step; of all devices, a second
 
     def measure(self, reporting: Reporting | Nothing, ledger: Ledger) -> None:
         """Counts and measures, once, when the run has trained for a while; the log then tells both."""
-        if self.peak or not self._parts.peers.cluster.is_chief or time.monotonic() - self._begin < _AFTER:
+        if self._measured or time.monotonic() - self._begin < _AFTER:
             return
+        self._measured = True
         with ledger("measure"):
-            self.peak = self._peaks * matrix_product(keras.config.dtype_policy().compute_dtype)
             spec = self._parts.pipeline(self._parts.dataset.train, shuffled=True).spec
             self.flops = self._parts.strategy.flops(spec)
-        reporting.compare(self.flops, self.peak)
+            if self.flops:  # a strategy need not count
+                self.peak = self._peaks * matrix_product(keras.config.dtype_policy().compute_dtype)
+                reporting.compare(self.flops, self.peak)
 
     def of(self, step: int, seconds: float) -> dict[str, float]:
         """'flops_per_second' of this start's steps, and 'mfu', its share of the peak; {} where nothing was measured."""

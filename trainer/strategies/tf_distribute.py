@@ -5,6 +5,7 @@ tf.function, so the host is not asked between steps.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import tensorflow as tf
 from input_pipeline.pipeline import Batch, Pipeline
 from input_pipeline.source import map_structure
 from trainer.cluster import ALONE, Cluster
+from trainer.errors import UserError
 from trainer.program import Program
 from trainer.step import mean_gradients, mean_state
 from trainer.strategies import tf_flops
@@ -64,9 +66,13 @@ class TFDistribute(Strategy):
         # batch's already, on every device.
         inner = getattr(program.optimizer, "inner_optimizer", program.optimizer)
         inner._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
+        # XLA makes one program of the loop over steps where compile(jit_compile=True) asks for it. For one logical
+        # replica only: XLA draws other random numbers, so whether it compiles must not follow from the devices.
+        self._xla = program.jit_compile and program.replicas == 1 and not self._in_tree_order
+        self.description += ", XLA" if self._xla else ""
         # No AutoGraph: the loops are written out, and errors of the model's keep their own type.
-        self._train = tf.function(self._train_steps, reduce_retracing=True, autograph=False)
-        self._evaluate = tf.function(self._evaluate_steps, reduce_retracing=True, autograph=False)
+        compiled = functools.partial(tf.function, reduce_retracing=True, autograph=False, jit_compile=self._xla or None)
+        self._train, self._evaluate = compiled(self._train_steps), compiled(self._evaluate_steps)
         self._predict = tf.function(self._outputs, reduce_retracing=True, autograph=False)
         self._sum_bits = tf.function(lambda: self._strategy.run(self._bits), autograph=False)
 
@@ -75,7 +81,14 @@ class TFDistribute(Strategy):
         return iter(self._strategy.distribute_datasets_from_function(lambda context: pipeline.dataset(first_block)))
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
-        return self._train(block, *map(np.int32, (first, count, step)), totals)
+        try:
+            return self._train(block, *map(np.int32, (first, count, step)), totals)
+        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+            if not self._xla or "XLA" not in error.message:
+                raise
+            reason = f"can't be compiled by XLA: {error.message.partition(chr(10))[0]}"
+            fix = "call model.compile(jit_compile=False, ...) in build()"
+            raise UserError("model", self._program.model.name, reason, fix) from error
 
     def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
         return self._evaluate(block, np.int32(count), totals)
