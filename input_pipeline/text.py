@@ -57,8 +57,7 @@ def load(
       DataError: no files, or too short ones.
     """
     root = pathlib.Path(data_dir or sysconfig.get_path("stdlib"))
-    found = sorted(p for p in glob.glob(files, root_dir=root, recursive=True) if "site-packages" not in p)
-    paths = [root / p for p in found if (root / p).is_file()]
+    paths = [root / p for p in _matching(files, root) if (root / p).is_file()]
     if len(paths) < 2:
         raise DataError(f"{len(paths)} files match {files!r} in {root}; one is to train on, one to evaluate on")
     evaluation = paths[:: max(2, held_out)]
@@ -70,6 +69,17 @@ def load(
     ids = np.unique(np.linspace(0, len(windows) - 1, evaluation_examples).astype(np.int64))
     held: Source = Subset(windows, ids)
     return Dataset(Windows(joined(train), context), held, classes, decode=decode)
+
+
+def _matching(files: str, root: pathlib.Path) -> list[str]:
+    """Paths below root that a glob matches, but those of packages installed there, which are not even looked through."""
+    found = glob.glob(files.removeprefix("**/"), root_dir=root, recursive=True)
+    if files.startswith("**/"):
+        for directory in root.iterdir() if root.is_dir() else ():
+            if directory.is_dir() and directory.name != "site-packages" and not directory.name.startswith("."):
+                below = glob.glob(files, root_dir=directory, recursive=True)
+                found += [f"{directory.name}/{path}" for path in below]
+    return sorted({path for path in found if "site-packages" not in path})
 
 
 def _joined(paths: list[pathlib.Path]) -> npt.NDArray[np.integer]:
