@@ -72,7 +72,7 @@ def load(
 
 
 def _matching(files: str, root: pathlib.Path) -> list[str]:
-    """Paths below root that a glob matches, but those of packages installed there, which are not even looked through."""
+    """Paths below root that a glob matches, but those of packages installed there: these are not even looked at."""
     found = glob.glob(files.removeprefix("**/"), root_dir=root, recursive=True)
     if files.startswith("**/"):
         for directory in root.iterdir() if root.is_dir() else ():
