@@ -95,8 +95,9 @@ class Config:
     device_memory: str = _flag("", "What `explain` takes a device to hold, for example 80GiB.")
     predict: str = _flag(
         "",
-        "What `explain` takes the devices to be: bandwidth,latency,speed of each, such as 45GB/s,10us,400TFLOP/s. It "
-        "then prints how long a step would take on 1 to 4,096 of them.",
+        "What `explain` takes the devices to be: bandwidth,latency,speed of each, such as 45GB/s,10us,400TFLOP/s; "
+        "perhaps what all read data from, 2Mexamples/s, and hours between a device's failures, 50000h. It then prints "
+        "how long a step would take on 1 to 4,096 of them, and what saves and failures leave of it.",
     )
     price_per_device_hour: float = _flag(0.0, "What a device costs for an hour, for the sum at the end of a run.")
     # With what.

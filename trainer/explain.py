@@ -59,7 +59,9 @@ def run(config: Config) -> int:
     if hardware:
         sums = 4 * sum(strategy.elements_on_device(v) for v in program.model.trainable_variables)
         print(f"\nsteps on other numbers of devices, {size(sums)} added up in each, --predict={config.predict}:")
-        print(scaling.table(flops / strategy.mesh.size, sums, hardware))
+        state = sum(strategy.elements_on_device(v) * itemsize(v.dtype) for v in program.variables.values())
+        examples = config.global_batch / strategy.devices
+        print(scaling.table(flops / strategy.mesh.size, sums, examples, state, hardware))
     print(f"\nexplained in {time.monotonic() - start:.1f}s")
     return OK
 
