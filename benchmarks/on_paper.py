@@ -36,8 +36,8 @@ def main() -> None:
             points = " ".join(f"{_x(n)},{_y(share)}" for n, share in zip(_DEVICES, shares, strict=True))
             dashes = ' stroke-dasharray="5 4"' if exact else ""
             drawn.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>')
-        drawn.append(f'<text x="{_LEFT + 12}" y="{_y(0) - 44 + 15 * i}" style="fill:{colour}">{name}</text>')
-    drawn.append(f'<text x="{_LEFT + 150}" y="{_y(0) - 14}">dashed: --exact</text>')
+        drawn.append(f'<text x="{_LEFT + 70}" y="{_y(0.24) + 15 * i}" style="fill:{colour}">{name}</text>')
+    drawn.append(f'<text x="{_LEFT + 70}" y="{_y(0.24) + 45}">dashed: --exact</text>')
     style = "<style>text { font: 12px sans-serif; fill: #59636e }</style>"
     size = f'width="{_LEFT + _WIDTH + 20}" height="{_TOP + _HEIGHT + 40}"'
     _PICTURE.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{style}{"".join(drawn)}</svg>\n')
