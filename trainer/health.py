@@ -10,10 +10,13 @@ from trainer import host_memory
 from trainer.assembly import Assembly
 from trainer.printout import scarce
 
-_EVERY = 5.0  # seconds between two looks
-_LOOKS = 5  # whose median counts
+_EVERY = 10.0  # seconds between two looks
+_LOOKS = 3  # whose median counts
+_WORK = (
+    0.1  # seconds of work in a look: a period of Linux's CPU quotas, so that what a process saved up does not hide one
+)
 _SLOW = 2.0  # times as long as the others
-_SIDE = 256  # of the matrices of the piece of work
+_SIDE = 256  # of the matrices of a piece of work
 
 
 class Health:
@@ -28,7 +31,7 @@ class Health:
         self._memory_told = False
         self._looked = 0.0
         self._matrix = np.random.default_rng(0).normal(size=(_SIDE, _SIDE))
-        self._paces: list[list[float]] = []  # seconds of the piece of work, of each process
+        self._paces: list[list[float]] = []  # seconds of a piece of work, of each process
         self.straggler = ""  # which process is slow, in words
 
     def look(self) -> None:
@@ -46,10 +49,11 @@ class Health:
 
     def _pace(self) -> float:
         """Seconds that a small piece of work takes: each does its own, before any waits for another."""
-        begin = time.perf_counter()
-        for _ in range(8):
+        begin, pieces, seconds = time.perf_counter(), 0, 0.0
+        while seconds < _WORK:
             self._matrix @ self._matrix
-        return time.perf_counter() - begin
+            pieces, seconds = pieces + 1, time.perf_counter() - begin
+        return seconds / pieces
 
     def _compare(self) -> None:
         if len(self._paces) < _LOOKS:

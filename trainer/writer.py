@@ -8,6 +8,7 @@ from trainer.errors import STORAGE, UserError
 
 _MOST_FAILURES = 3  # in a row; a full disk may be emptied in time
 _SMALL = 2**26  # bytes that a disk takes in a tenth of a second or so
+_SOON = 1.0  # seconds that a small write is waited for
 _PATIENCE = 10.0  # seconds that a save waits for the one before; storage that is slower costs saves, not steps
 
 
@@ -42,8 +43,8 @@ class Writer:
     def submit(self, write: Callable[[], None], size: int) -> None:
         """Starts a write once the one before has ended.
 
-        A small write is waited for, so that a kill loses no step beyond the save interval. A large one would hold
-        the training up: it goes on beside the next steps, which a kill during the write loses, too.
+        A small write is waited for, so that a kill loses no step beyond the save interval. A large one, or slow
+        storage, would hold the training up: it goes on beside the next steps, which a kill meanwhile loses, too.
 
         Args:
           write: what to do.
@@ -61,7 +62,7 @@ class Writer:
         self._thread = threading.Thread(target=run, name="checkpoint")
         self._thread.start()
         if size < _SMALL:
-            self._thread.join(_PATIENCE)
+            self._thread.join(_SOON)
 
     def wait(self, last: bool = False) -> None:
         """Waits until nothing is being written, and tells what went wrong, as `check` does."""
