@@ -10,7 +10,7 @@ the same wherever it is computed.
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -53,6 +53,8 @@ class Objective:
         self._takes_training = "training" in inspect.signature(model.call).parameters
         # Metrics start from their reset state, which need not be zero.
         self._metrics_start = [ops.convert_to_numpy(v) for v in metrics.variables]
+        # The sum of an array's squares; a strategy may have a faster way.
+        self.squared_norm: Callable[[Tensor], Tensor] = lambda array: ops.sum(ops.square(array))
         self._is_seed = [v.name == "seed_generator_state" for v in model.non_trainable_variables]
 
     @property
@@ -177,7 +179,7 @@ class Objective:
         """What complete sums come to."""
         gradients, healthy = ops.zeros((), "float32"), ops.isfinite(sums.objective)
         if sums.gradients:
-            gradients = ops.stack([ops.sum(ops.square(g)) for g in sums.gradients]) * ops.square(_scale(sums))
+            gradients = ops.stack([self.squared_norm(g) for g in sums.gradients]) * ops.square(_scale(sums))
             if not self._scaled:
                 healthy = ops.logical_and(healthy, ops.isfinite(ops.sum(gradients)))
         return Outcome(sums.objective, sums.weight, sums.metrics, gradients, healthy)

@@ -21,7 +21,7 @@ from trainer.config import Config
 from trainer.layouts import Layout
 from trainer.program import Program
 from trainer.step import mean_gradients, mean_state
-from trainer.strategies import jax_devices, pictures
+from trainer.strategies import jax_devices, jax_norms, pictures
 from trainer.strategies.base import Block, Strategy
 from trainer.strategies.data_parallel import ExactLoop, FastLoop, per_device
 from trainer.strategies.host_values import Gathering, OnMesh, assign, own_pieces, sum_bits
@@ -124,6 +124,8 @@ class DeviceMesh(Strategy):
         program.assign = lambda variable, read: assign(variable, self.sharding(variable), read)
         if self.layout.shards and self.cluster.size > 1:
             program.own_pieces = own_pieces
+        if self.on_cpu and not self._sharded:
+            program.objective.squared_norm = jax_norms.in_stages
         self._exact |= self.on_cpu and program.replicas > 1  # virtual devices lose no fast interconnect
         self._loops: dict[bool, ExactLoop | FastLoop | ShardedLoop] = {}
 
