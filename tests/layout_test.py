@@ -3,10 +3,12 @@
 import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
-from tests.running import curve, deviation, start, summary, trainer
+from tests.running import REPOSITORY, curve, deviation, start, summary, trainer
 
 TRANSFORMER = (
     "--dataset=text(context=32)",
@@ -106,6 +108,36 @@ def test_explain_256_devices():
     ).stdout
     for word in ("256 devices", "megatron+fsdp", "(data, model)", "all-gather", "GFLOP", "fits into", "explained in"):
         assert word in text, text
+
+
+AS_IT_RUNS = """
+import sys
+from absl import flags
+from trainer import backend, config
+config.define_flags()
+flags.FLAGS(sys.argv)
+config = backend.without_accelerators(config.from_flags())
+backend.prepare("jax")
+from trainer import assembly, explain, program
+from trainer.strategies import device_mesh
+data, strategy = assembly.load_dataset(config), device_mesh.create(config, abstract=True)
+strategy.compile(program.Program(config, data, 1, 8, strategy.scope()))
+compiled = strategy.lower(explain._block(config, data, 8)).compile()
+print(explain._step(strategy, compiled, 0.0, None))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", ["replicated", "fsdp", "megatron+fsdp"])
+def test_explain_tells_of_the_step_as_it_runs(layout):
+    """Compiled without optimized machine code, it moves the same, and holds the same."""
+    flags = ("--strategy=device_mesh", "--mesh=data=4,model=2", f"--layout={layout}", *TRANSFORMER)
+    explained = trainer("explain", *flags).stdout
+    command = (sys.executable, "-c", AS_IT_RUNS, *flags)
+    as_it_runs = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY).stdout
+    assert re.findall("moves  .*", explained) == re.findall("moves  .*", as_it_runs)
+    memory = [re.search(r"memory  (\S+ \S+) in all", text) for text in (explained, as_it_runs)]
+    assert size(memory[0][1]) == pytest.approx(size(memory[1][1]), rel=0.1)
 
 
 @pytest.mark.long
