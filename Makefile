@@ -54,11 +54,11 @@ bench: install  ## each question of docs/performance.md, beside the rivals, unde
 	$(RUN) -m benchmarks.start
 
 bench-long: bench  ## what takes longer: saves beside bare copies, the cost of --exact, 200 kills
-	$(RUN) benchmarks/exact_cost.py tensorflow
-	$(RUN) benchmarks/exact_cost.py jax
-	$(RUN) benchmarks/save_stall.py jax
-	$(RUN) benchmarks/save_stall.py tensorflow
-	$(RUN) benchmarks/kills.py --kills=200
+	$(RUN) -m benchmarks.exact_cost tensorflow
+	$(RUN) -m benchmarks.exact_cost jax
+	$(RUN) -m benchmarks.save_stall jax
+	$(RUN) -m benchmarks.save_stall tensorflow
+	$(RUN) -m benchmarks.kills --kills=200
 
 clean:  ## remove the environment and the caches, not the runs
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache *.egg-info

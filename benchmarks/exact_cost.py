@@ -1,21 +1,42 @@
 """What --exact costs: a step with sums in the tree's order beside one with the backend's all-reduce, interleaved.
 
-python benchmarks/exact_cost.py [tensorflow|jax] [devices] [rounds]
+python -m benchmarks.exact_cost [tensorflow|jax] [rounds]
 """
 
 import copy
+import json
 import statistics
+import subprocess
 import sys
 import time
 from typing import Any
 
+from benchmarks import page
 from trainer import backend
 from trainer.config import Config
 
 STEPS, BATCH = 64, 256
 
 
-def main(name: str, devices: int, rounds: int) -> None:
+def main(name: str, rounds: int) -> None:
+    """Measures two and four devices, in processes of their own, and records them."""
+    rows = []
+    for devices in (2, 4):
+        command = [sys.executable, "-m", "benchmarks.exact_cost", "measure", name, str(devices), str(rounds)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        exact, default, ratio = json.loads(done.stdout.splitlines()[-1])
+        ours, theirs = f"{exact:.2f} ms a step", f"{default:.2f} ms a step"
+        case, rival = f"--exact, mlp, batch {BATCH}, {devices} devices", "the backend's all-reduce"
+        rows.append(page.Row(case, rival, ours, theirs, f"{ratio:.2f}", ratio, 1.3, True, page.busy()))
+    page.record(
+        f"exact-{name}",
+        f"What does a step cost whose sums follow the tree's order? ({name})",
+        f"Virtual CPU devices, a logical replica each; median of {rounds} rounds of {STEPS} steps, in turn",
+        rows,
+    )
+
+
+def measure(name: str, devices: int, rounds: int) -> None:
     """Prints milliseconds a step of both sides, and the median of the paired ratios, at R = V."""
     config = Config(
         strategy="mirrored" if name == "tensorflow" else "device_mesh",
@@ -46,10 +67,7 @@ def main(name: str, devices: int, rounds: int) -> None:
             pairs.append(times)
     exact, default = (statistics.median(side) for side in zip(*pairs, strict=True))
     ratio = statistics.median(a / b for a, b in pairs)
-    print(
-        f"{name}, mlp, batch {BATCH}, {parts.strategy.description}: exact {exact:.2f} ms a step, "
-        f"all-reduce {default:.2f} ms, ratio {ratio:.2f}"
-    )
+    print(json.dumps([exact, default, ratio]))
 
 
 def _side(parts: Any, exact: bool) -> Any:
@@ -61,7 +79,7 @@ def _side(parts: Any, exact: bool) -> Any:
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[1:2] or ["tensorflow"]:
-        numbers = [int(a) for a in sys.argv[2:]]
-        devices, rounds = (*numbers, *(4, 7)[len(numbers) :])
-        main(chosen, devices, rounds)
+    if sys.argv[1] == "measure":
+        measure(sys.argv[2], *map(int, sys.argv[3:]))
+    else:
+        main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 7)

@@ -1,6 +1,6 @@
 """Kills runs at random moments, half of them inside a save, and counts what was lost.
 
-python benchmarks/kills.py [--kills=200]
+python -m benchmarks.kills [--kills=200]
 
 Runs of one_device, mirrored, device_mesh, and of two processes are killed and started again by the same command,
 until each has had its share. After each kill the newest checkpoint is verified, and the steps since then are counted
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 
+from benchmarks import page
 from trainer import checkpoint
 from trainer.config import Config
 from trainer.patient import NotCaused, Patient
@@ -47,14 +48,24 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     kills = parser.parse_args().kills
     print(f"{'run':<14} {'kills':>5} {'in saves':>8} {'ends':>5} {'most lost':>9} {'broken':>6}")
-    broken = 0
+    broken, rows = 0, []
     with tempfile.TemporaryDirectory() as scratch:
         for number, (name, config) in enumerate(RUNS.items()):
             share = kills // len(RUNS)
             count = killed(config, share, pathlib.Path(scratch, str(number)), random.Random(number))
             numbers = f"{count.kills:>5} {count.in_saves:>8} {count.finished:>5} {count.most_lost:>9} {count.broken:>6}"
             print(f"{name:<14} {numbers}", flush=True)
-            broken += count.broken + (count.most_lost > INTERVAL)
+            bad = count.broken + (count.most_lost > INTERVAL)
+            broken += bad
+            ends = f"{count.finished - count.broken} of {count.finished} ends equal to the bit"
+            ours, theirs = f"{ends}, at most {count.most_lost} steps lost", f"{count.kills}, {count.in_saves} in saves"
+            rows.append(page.Row(f"{name}, saved every {INTERVAL} steps", "SIGKILLs", ours, theirs, "", bad, 0.0))
+    page.record(
+        "kills",
+        "What is lost by kills at random moments?",
+        "Kills are repeated until a run ends, and it is compared with one that nothing happened to",
+        rows,
+    )
     return int(broken > 0)
 
 

@@ -1,4 +1,4 @@
-"""docs/performance.md, its tables and plots, from what the benchmarks have measured.
+"""docs/performance.md, its tables and plots, and the README's, from what the benchmarks have measured.
 
 python benchmarks/page.py
 """
@@ -15,7 +15,18 @@ from typing import NamedTuple
 
 from benchmarks.paired import Ratio, Side, busy
 
-FOLDER = pathlib.Path(__file__).parents[1] / "docs" / "performance"
+ROOT = pathlib.Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "performance"
+_RIVALS = ("loop by hand", "fit, tf.data")
+_BEGIN, _END = "<!-- scoreboard: written by benchmarks/page.py -->", "<!-- end of the scoreboard -->"
+# The comparisons that the README shows: (name, case, rival).
+_SCORES = (
+    *((f"step-{name}", "overhead: 16 units, batch 8", rival) for name in ("jax", "tensorflow") for rival in _RIVALS),
+    *((f"step-{name}", "mlp, batch 64", rival) for name in ("jax", "tensorflow") for rival in _RIVALS),
+    ("data", "shuffled pass, cached in a file", "TFRecord, shuffle 10,000, batch, map"),
+    ("scaling-jax", "2 devices", "Keras DataParallel"),
+    ("scaling-tensorflow", "2 devices", "MirroredStrategy, fit"),
+)
 _PACKAGES = ("tensorflow", "keras", "jax", "numpy")
 _HEAD = """# Performance
 
@@ -124,6 +135,22 @@ def write() -> None:
             path.with_suffix(".svg").write_text(_plot(rows))
             parts.append(f"![ratios](performance/{path.stem}.svg)\n")
     FOLDER.with_suffix(".md").write_text("\n".join(parts))
+    readme = ROOT / "README.md"
+    before, _, rest = readme.read_text().partition(_BEGIN)
+    readme.write_text("\n".join((f"{before}{_BEGIN}", *_scoreboard(), f"{_END}{rest.partition(_END)[2]}")))
+
+
+def _scoreboard() -> list[str]:
+    """The README's lines: of each comparison that it shows, and of all saves, kills and exact runs."""
+    lines = ["| measured | Onecurve | beside | the other's | ratio | target |", "|---|---|---|---|---|---|"]
+    for path in sorted(FOLDER.glob("*.json")):
+        kept = json.loads(path.read_text())
+        backend = path.stem.rpartition("-")[2] if "-" in path.stem else ""
+        for row in (Row(**row) for row in kept["rows"]):
+            if (path.stem, row.case, row.rival) in _SCORES or path.stem.startswith(("save", "kills", "exact")):
+                name = row.case + (f" ({backend})" if backend else "")
+                lines.append(_line(row._replace(case=name)))
+    return lines
 
 
 def _line(row: Row) -> str:

@@ -1,6 +1,6 @@
 """How long a save holds the training up, beside a bare copy of the same variables to the host.
 
-python benchmarks/save_stall.py [tensorflow|jax] [millions of parameters] [seconds between saves]
+python -m benchmarks.save_stall [tensorflow|jax] [millions of parameters] [seconds between saves]
 
 The run is a real one, on this machine, saved so often; its own log says how long each save held it up. The copies are
 made in the same minutes, of as many arrays of the same sizes, into memory that was used before, as the run's are.
@@ -16,6 +16,8 @@ import tempfile
 import time
 
 import numpy as np
+
+from benchmarks import page
 
 _SAVES = 7
 _LAYERS = 4
@@ -60,11 +62,20 @@ def main(backend: str, millions: float, interval: float) -> int:
                 print(pathlib.Path(scratch, "log").read_text()[-2000:])
                 return 1
     # The first save is at the start; the second compiles the probe of the loss.
+    rows = []
     stall, copy = statistics.median(stalls[2:]), statistics.median(copies[1:])
-    print(f"{backend}, {millions:g} M parameters and two slots of Adam, a save each {interval:g}s, {len(stalls)} saves")
-    print("stalls, seconds:   " + "  ".join(f"{s:.3f}" for s in stalls))
-    print("bare copies:       " + "  ".join(f"{s:.3f}" for s in copies))
-    print(f"median stall {stall:.3f}s: {stall / interval:.1%} of the interval, {stall / copy:.2f} of a bare copy")
+    case, ours = f"{millions:g} M parameters and Adam's state, a save each {interval:g} s", f"held up {stall:.3f} s"
+    for name, rival, seconds, target in (
+        ("the time between saves", "", interval, 0.05),
+        ("a bare copy to the host", f"{copy:.3f} s", copy, 1.2),
+    ):
+        rows.append(page.Row(case, name, ours, rival, f"{stall / seconds:.3f}", stall / seconds, target))
+    page.record(
+        f"save-{backend}",
+        f"How long does a save hold the training up? ({backend})",
+        f"The run's own log; median of {len(stalls) - 2} saves, and of copies of as many arrays in the same minutes",
+        rows,
+    )
     return int(stall > 0.05 * interval)
 
 

@@ -85,9 +85,10 @@ def measure(backend_name: str, devices: int) -> None:
         strategy = copy.copy(parts.strategy)
         strategy.compile(parts.program)
         setattr(strategy, order, exact)
+        fed = strategy.feed(pipeline)  # goes on from pass to pass, as in a run
 
         def once() -> float:
-            totals, fed, done = parts.program.objective.no_totals(), strategy.feed(pipeline), 0
+            totals, done = parts.program.objective.no_totals(), 0
             while done < STEPS:
                 count = min(pipeline.block, STEPS - done)
                 totals = strategy.train(next(fed), 0, count, done, totals)

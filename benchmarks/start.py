@@ -50,7 +50,7 @@ def main() -> None:
     page.record(
         "start",
         "How long is a process that does one step?",
-        "Whole processes, from the shell; ours reads by tf.data, saves, evaluates, writes TensorBoard's files",
+        "Whole processes, from the shell; ours saves, evaluates, writes TensorBoard's files",
         rows,
     )
 
