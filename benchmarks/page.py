@@ -24,8 +24,8 @@ _SCORES = (
     *((f"step-{name}", "overhead: 16 units, batch 8", rival) for name in ("jax", "tensorflow") for rival in _RIVALS),
     *((f"step-{name}", "mlp, batch 64", rival) for name in ("jax", "tensorflow") for rival in _RIVALS),
     ("data", "shuffled pass, cached in a file", "TFRecord, shuffle 10,000, batch, map"),
-    ("scaling-jax", "2 devices", "Keras DataParallel"),
-    ("scaling-tensorflow", "2 devices", "MirroredStrategy, fit"),
+    ("scaling-jax", "2 devices on the same cores", "Keras DataParallel"),
+    ("scaling-tensorflow", "2 devices on the same cores", "MirroredStrategy, fit"),
 )
 _PACKAGES = ("tensorflow", "keras", "jax", "numpy")
 _HEAD = """# Performance

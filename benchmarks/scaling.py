@@ -35,7 +35,7 @@ def main(backend: str) -> None:
             own = f"{1e3 * found[n][mode].least / STEPS:.3g} ms a step"
             target = _TARGETS[backend].get(n) if mode == "ours" else None
             noisy = any(r.noisy for r in rivals.values()) or page.busy()
-            case = f"{n} devices" + ("" if mode == "ours" else ", exact (the tree's order)")
+            case = f"{n} devices on the same cores" + ("" if mode == "ours" else ", exact (the tree's order)")
             rows.append(page.Row(case, name, own, theirs, text, growth, target, True, noisy))
     page.record(
         f"scaling-{backend}",
