@@ -1,6 +1,6 @@
 """docs/performance.md, its tables and plots, and the README's, from what the benchmarks have measured.
 
-python benchmarks/page.py
+python -m benchmarks.page
 """
 
 import datetime

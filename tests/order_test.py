@@ -95,3 +95,11 @@ def test_what_is_due_does_not_depend_on_the_chunks(text, examples, batch):
     assert [s for s in every if s > 57] == due_steps(8, 57)
     if text == "1epoch":
         assert every[0] == 23 and every[1] == 45  # 22.45 steps an epoch: the step that uses its last example
+
+
+@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1025, 123_457, 200_704])
+def test_squares_added_up_in_stages(size):
+    from trainer.strategies.jax_norms import in_stages
+
+    array = np.random.default_rng(0).normal(size=size).astype(np.float32)
+    assert float(in_stages(array)) == pytest.approx(np.square(array, dtype=np.float64).sum(), rel=1e-6)

@@ -42,7 +42,7 @@ def test_goodput_is_that_of_a_simulation(devices, hours):
     assert simulated(devices, 40e9, hardware) == pytest.approx(goodput, rel=0.03)
 
 
-def test_no_other_interval_loses_less(monkeypatch):
+def test_no_other_interval_loses_less():
     hardware, state = Hardware.parse(f"{NVLINK},1000h"), 40e9
     interval, best = scaling.saving(512, state, hardware)
     between, stall = hardware.lifetime / 512, state / scaling._COPY

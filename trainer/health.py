@@ -12,9 +12,8 @@ from trainer.printout import scarce
 
 _EVERY = 10.0  # seconds between two looks
 _LOOKS = 3  # whose median counts
-_WORK = (
-    0.1  # seconds of work in a look: a period of Linux's CPU quotas, so that what a process saved up does not hide one
-)
+# Seconds of work in a look: a period of Linux's CPU quotas, so that what a process saved up does not hide one.
+_WORK = 0.1
 _SLOW = 2.0  # times as long as the others
 _SIDE = 256  # of the matrices of a piece of work
 

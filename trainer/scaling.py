@@ -97,8 +97,9 @@ def saving(devices: int, state: float, hardware: Hardware) -> tuple[float, float
     """
     between, stall = hardware.lifetime / devices, state / _COPY
     interval = max(math.sqrt(2 * stall * between) - stall, stall)  # Young 1974
-    exponent = min((interval + stall) / between, 500.0)
-    return interval, interval / (between * math.exp(min(_RESTART / between, 500.0)) * math.expm1(exponent))
+    # Where failures come so fast, nothing is left of the time, and exp would overflow.
+    doing, restarting = (min(seconds / between, 300.0) for seconds in (interval + stall, _RESTART))
+    return interval, interval / (between * math.exp(restarting) * math.expm1(doing))
 
 
 def table(flops: float, sums: float, examples: float, state: float, hardware: Hardware) -> str:
@@ -123,11 +124,12 @@ def table(flops: float, sums: float, examples: float, state: float, hardware: Ha
         "tree",
         "exact",
         "efficiency",
-        "with exact",
-        "save every",
+        "with_exact",
+        "save_every",
         "goodput",
     ]
-    told = [name != "input" or hardware.examples < math.inf for name in names[:8]] + [hardware.lifetime < math.inf] * 2
+    given = {"input": hardware.examples, "save_every": hardware.lifetime, "goodput": hardware.lifetime}
+    told = [given.get(name, 0.0) < math.inf for name in names]
     rows = [names]
     for n in _DEVICES:
         read = n * examples / hardware.examples

@@ -69,7 +69,8 @@ class TFDistribute(Strategy):
         # XLA makes one program of the loop over steps where compile(jit_compile=True) asks for it. For one logical
         # replica only: XLA draws other random numbers, so whether it compiles must not follow from the devices.
         self._xla = program.jit_compile and program.replicas == 1 and not self._in_tree_order
-        self.description += ", XLA" if self._xla else ""
+        if program.jit_compile:
+            self.description += ", XLA" if self._xla else ", no XLA: that is for one logical replica without --exact"
         # No AutoGraph: the loops are written out, and errors of the model's keep their own type.
         compiled = functools.partial(tf.function, reduce_retracing=True, autograph=False, jit_compile=self._xla or None)
         self._train, self._evaluate = compiled(self._train_steps), compiled(self._evaluate_steps)
@@ -81,17 +82,21 @@ class TFDistribute(Strategy):
         return iter(self._strategy.distribute_datasets_from_function(lambda context: pipeline.dataset(first_block)))
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
+        return self._call(self._train, block, *map(np.int32, (first, count, step)), totals)
+
+    def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
+        return self._call(self._evaluate, block, np.int32(count), totals)
+
+    def _call(self, function: Any, *arguments: Any) -> Totals:
+        """Calls a compiled function; what XLA can't compile in it is told as the user's to change."""
         try:
-            return self._train(block, *map(np.int32, (first, count, step)), totals)
+            return function(*arguments)
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             if not self._xla or "XLA" not in error.message:
                 raise
-            reason = f"can't be compiled by XLA: {error.message.partition(chr(10))[0]}"
+            reason = f"can't be compiled by XLA: {error.message.splitlines()[0]}"
             fix = "call model.compile(jit_compile=False, ...) in build()"
             raise UserError("model", self._program.model.name, reason, fix) from error
-
-    def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
-        return self._evaluate(block, np.int32(count), totals)
 
     def predict(self, x: Any) -> Any:
         return tf.nest.map_structure(np.asarray, self._predict(x))
