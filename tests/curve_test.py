@@ -52,6 +52,8 @@ def test_xla_does_not_show_in_the_curve(tmp_path):
         said = trainer(*flags, f"--model={model}", f"--run_dir={directory}").stdout
         assert ("OneDeviceStrategy, XLA" in said) == (directory is directories[0])
     agree(directories, SAME_BACKEND)
+    seconds = summary(directories[0])["seconds"]
+    assert seconds["step"] < 5 * seconds["compile"], "it is compiled once, not with each call"
     two = ("--model=tests.curve_test:compiled_by_xla", "--replicas=2", "--steps=1", f"--run_dir={tmp_path / 'two'}")
     assert "no XLA: that is for one logical replica" in trainer("--backend=tensorflow", *two).stdout
 

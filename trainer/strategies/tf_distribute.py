@@ -171,7 +171,7 @@ class TFDistribute(Strategy):
 
     def _local_sums(self, block: Block, i: Any, training: bool) -> list[Sums]:
         """The nodes of the tree that this device's logical replicas add up to."""
-        batch = tf.nest.map_structure(lambda a: a[i], block)
+        batch = at(block, i)
         leaf = self._gradient_sums if training else self._forward_sums
         g = Tree.node_size(self._local_replicas)
         m = self._local_replicas // g

@@ -33,7 +33,7 @@ def repeat(count: Any, one: Callable[[Any, Totals], tuple[Any, Totals]], totals:
 
 def at(batch: Batch, r: Any) -> Batch:
     """The part of a batch at an index of its first dim."""
-    return tf.nest.map_structure(lambda a: a[r], batch)
+    return tf.nest.map_structure(lambda a: tf.gather(a, r), batch)  # for a[r], XLA compiles anew with each r
 
 
 def add(a: list[Any], b: list[Any]) -> list[Any]:
