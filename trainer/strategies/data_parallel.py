@@ -85,8 +85,7 @@ class ExactLoop:
 
     XLA compiles a program for one device and a partitioned one differently, and a loop of one turn
     otherwise than one of four. So the programs here are for a single device, see neither R nor n, and
-    are called on each device in turn; a program of its own, that only moves and adds, carries the
-    sums between devices.
+    are called on each device in turn; between devices, sums are only moved and added.
 
     Args:
       mesh, replicas, leaf, update, tally: as in FastLoop.
@@ -94,8 +93,11 @@ class ExactLoop:
 
     def __init__(self, mesh: jax.sharding.Mesh, replicas: int, leaf: Leaf, update: Update | None, tally: Tally) -> None:
         self._mesh, self._leaf, self._update, self._tally = mesh, leaf, update, tally
-        self._on_cpu = mesh.devices.flat[0].platform == "cpu"
         self._devices = mesh.devices.size
+        # Virtual devices share threads, so that a collective in flight beside another program deadlocks. Those
+        # of one process share memory, too, where a copy is all that a move takes.
+        self._virtual = mesh.devices.flat[0].platform == "cpu" and self._devices > 1
+        self._copies = self._virtual and self._devices == len(mesh.local_devices)
         local = replicas // self._devices
         self._node_size = Tree.node_size(local)  # leaves of each node of a device's
         self._local_nodes = local // self._node_size
@@ -117,6 +119,7 @@ class ExactLoop:
             self._block, self._parts, self._batches = block, per_device(block), {}
         whole = NamedSharding(self._mesh, _REPLICATED)
         on_devices = list(zip(per_device(values), per_device(placed(totals, whole)), strict=True))
+        before: Any = None
         for i in range(count):
             local = [
                 self._local_sums(values, batches)
@@ -127,7 +130,10 @@ class ExactLoop:
                 self._finish(values, totals, total, number)
                 for (values, totals), total in zip(on_devices, self._exchange(local), strict=True)
             ]
-            self._settle([totals for _, totals in on_devices])
+            done = [totals for _, totals in on_devices]
+            if self._virtual:  # with copies, a step is begun while the one before goes on
+                jax.block_until_ready(before if self._copies else done)
+            before = done
         new_values, totals = (_joined(whole, part) for part in zip(*on_devices, strict=True))
         return new_values if self._update else None, totals
 
@@ -139,12 +145,6 @@ class ExactLoop:
             by_device = [self._unstack(part, start) for part in self._parts]
             self._batches = {start + i: list(batches) for i, batches in enumerate(zip(*by_device, strict=True))}
         return self._batches[step]
-
-    def _settle(self, result: Any) -> None:
-        """Waits, where devices are virtual: they share threads, so that a collective in flight beside
-        another program deadlocks."""
-        if self._on_cpu and self._devices > 1:
-            jax.block_until_ready(result)
 
     def _local_sums(self, values: Values, batches: list[Batch]) -> list[Any]:
         """The nodes that one device's logical replicas add up to, each (N,)."""
@@ -161,7 +161,12 @@ class ExactLoop:
         """The sum of all devices' nodes, (N,) on each device."""
         if self._devices == 1:
             return [Tree.add_up(nodes[0], jnp.add)]
-        self._settle(nodes)
+        if self._copies:
+            devices = list(self._mesh.devices.flat)
+            on_first = jax.device_put([node for of_device in nodes for node in of_device], devices[0])
+            return jax.device_put([_add_up(on_first)] * len(devices), devices)
+        if self._virtual:
+            jax.block_until_ready(nodes)
         local = NamedSharding(self._mesh, _BY_DEVICE)
         joined = [_joined(local, [of_device[j] for of_device in nodes]) for j in range(self._local_nodes)]
         return per_device(self._sum_over_devices(joined))
@@ -196,6 +201,9 @@ class ExactLoop:
         shaped = [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
         sums = jax.tree.unflatten(structure, shaped)
         return self._update(values, sums) if self._update else values, self._tally(totals, sums, step)
+
+
+_add_up = jax.jit(lambda nodes: Tree.add_up(nodes, jnp.add))
 
 
 def _at(block: Block, *index: Any) -> Batch:
