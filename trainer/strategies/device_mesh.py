@@ -23,7 +23,8 @@ from trainer.program import Program
 from trainer.step import mean_gradients, mean_state
 from trainer.strategies import jax_devices, jax_norms, pictures
 from trainer.strategies.base import Block, Strategy
-from trainer.strategies.data_parallel import ExactLoop, FastLoop, per_device
+from trainer.strategies.data_parallel import FastLoop, per_device
+from trainer.strategies.exact import ExactLoop
 from trainer.strategies.host_values import Gathering, OnMesh, assign, own_pieces, sum_bits
 from trainer.strategies.sharded import Forward, Placing, ShardedLoop, layout_of, over_replicas, summing
 from trainer.sums import Sums, Totals, Values

@@ -1,0 +1,157 @@
+"""Compiled steps on JAX whose bits depend neither on the number of devices nor on that of processes.
+
+Legend of shapes: K steps of a block, V logical replicas, R devices, n = V / R replicas of one device,
+b examples of a replica, N floats in all Sums of a replica.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from input_pipeline.pipeline import Batch
+from trainer.strategies.base import Block
+from trainer.strategies.data_parallel import REPLICATED, Leaf, Tally, Update, at, joined, per_device, placed
+from trainer.sums import Totals, Values
+from trainer.tree import Tree
+
+_BY_DEVICE = PartitionSpec("data")  # (R, ...), one device's own value each
+_UNSTACKED = 4  # steps that are unstacked at a time
+_CHUNK = 2**20  # floats that a device gathers from all others at a time
+
+
+class ExactLoop:
+    """Sums in the order of the tree, and the same programs on any number of devices, hence the same bits.
+
+    XLA compiles a program for one device and a partitioned one differently, and a loop of one turn
+    otherwise than one of four. So the programs here are for a single device, see neither R nor n, and
+    are called on each device in turn; between devices, sums are only moved and added.
+
+    Args:
+      mesh, replicas, leaf, update, tally: as in FastLoop.
+    """
+
+    def __init__(self, mesh: jax.sharding.Mesh, replicas: int, leaf: Leaf, update: Update | None, tally: Tally) -> None:
+        self._mesh, self._leaf, self._update, self._tally = mesh, leaf, update, tally
+        self._devices = mesh.devices.size
+        # Virtual devices share threads, so that a collective in flight beside another program deadlocks. Those
+        # of one process share memory, too, where a copy is all that a move takes.
+        self._virtual = mesh.devices.flat[0].platform == "cpu" and self._devices > 1
+        self._copies = self._virtual and self._devices == len(mesh.local_devices)
+        local = replicas // self._devices
+        self._node_size = Tree.node_size(local)  # leaves of each node of a device's
+        self._local_nodes = local // self._node_size
+        self._sums: Any = None  # the structure of Sums
+        self._one_leaf = jax.jit(lambda values, batch: jax.flatten_util.ravel_pytree(self._leaf(values, batch))[0])
+        self._unstack = jax.jit(_unstack)
+        self._block: Any = None  # the last one, its parts on the devices, and batches of some of its steps
+        self._parts: list[Block] = []
+        self._batches: dict[int, list[list[Batch]]] = {}  # step: [device][replica]
+        self._finish = jax.jit(self._finish_step, donate_argnums=(0,) if update else ())
+
+    def __call__(
+        self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
+    ) -> tuple[Values | None, Totals]:
+        if self._sums is None:
+            batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
+            self._sums = jax.eval_shape(self._leaf, values, batch)
+        if self._block is not block:
+            self._block, self._parts, self._batches = block, per_device(block), {}
+        whole = NamedSharding(self._mesh, REPLICATED)
+        on_devices = list(zip(per_device(values), per_device(placed(totals, whole)), strict=True))
+        before: Any = None
+        for i in range(count):
+            local = [
+                self._local_sums(values, batches)
+                for (values, _), batches in zip(on_devices, self._batches_of(first + i), strict=True)
+            ]
+            number = np.int32(step + i)
+            on_devices = [
+                self._finish(values, totals, total, number)
+                for (values, totals), total in zip(on_devices, self._exchange(local), strict=True)
+            ]
+            done = [totals for _, totals in on_devices]
+            if self._virtual:  # with copies, a step is begun while the one before goes on
+                jax.block_until_ready(before if self._copies else done)
+            before = done
+        new_values, totals = (joined(whole, part) for part in zip(*on_devices, strict=True))
+        return new_values if self._update else None, totals
+
+    def _batches_of(self, step: int) -> list[list[Batch]]:
+        """The replicas' batches of a step of the block, by device."""
+        if step not in self._batches:
+            # A few steps at a time: XLA compiles a program of many results slowly.
+            start = step // _UNSTACKED * _UNSTACKED
+            by_device = [self._unstack(part, start) for part in self._parts]
+            self._batches = {start + i: list(batches) for i, batches in enumerate(zip(*by_device, strict=True))}
+        return self._batches[step]
+
+    def _local_sums(self, values: Values, batches: list[Batch]) -> list[Any]:
+        """The nodes that one device's logical replicas add up to, each (N,)."""
+        found = []
+        for first in range(0, len(batches), self._node_size):
+            nodes: list[Any] = [None] * self._node_size.bit_length()
+            for r, batch in enumerate(batches[first : first + self._node_size]):
+                carries = (~r & (r + 1)).bit_length() - 1  # trailing ones
+                nodes = Tree.push(nodes, self._one_leaf(values, batch), carries, jnp.add)
+            found.append(nodes[-1])
+        return found
+
+    def _exchange(self, nodes: list[list[Any]]) -> list[Any]:
+        """The sum of all devices' nodes, (N,) on each device."""
+        if self._devices == 1:
+            return [Tree.add_up(nodes[0], jnp.add)]
+        if self._copies:
+            devices = list(self._mesh.devices.flat)
+            on_first = jax.device_put([node for of_device in nodes for node in of_device], devices[0])
+            return jax.device_put([_add_up(on_first)] * len(devices), devices)
+        if self._virtual:
+            jax.block_until_ready(nodes)
+        local = NamedSharding(self._mesh, _BY_DEVICE)
+        nodes_of_all = [joined(local, [of_device[j] for of_device in nodes]) for j in range(self._local_nodes)]
+        return per_device(self._sum_over_devices(nodes_of_all))
+
+    @functools.cached_property
+    def _sum_over_devices(self) -> Any:
+        def sum_over_devices(nodes: list[Any]) -> Any:
+            if len(nodes) > 1 or self._devices & (self._devices - 1):
+                # The tree runs across the devices: each adds up all nodes, a chunk at a time.
+                cuts = np.arange(_CHUNK, nodes[0].size, _CHUNK)
+                return jnp.concatenate([add_up(*chunks) for chunks in zip(*(jnp.split(n, cuts) for n in nodes))])
+            # Partners at distance 1, 2, 4 ... exchange their sums: pairs, then pairs of pairs. Both
+            # add the same two numbers, and IEEE addition commutes, so all devices have the same bits.
+            total, distance = nodes[0], 1
+            while distance < self._devices:
+                total += jax.lax.ppermute(total, "data", [(d, d ^ distance) for d in range(self._devices)])
+                distance *= 2
+            return total
+
+        def add_up(*chunks: Any) -> Any:
+            gathered = jax.lax.all_gather(jnp.stack(chunks), "data")  # (R, nodes of a device, chunk)
+            return Tree.add_up(list(gathered.reshape(-1, *chunks[0].shape)), jnp.add)
+
+        mapped = jax.shard_map(
+            sum_over_devices, mesh=self._mesh, in_specs=_BY_DEVICE, out_specs=REPLICATED, check_vma=False
+        )
+        return jax.jit(mapped)
+
+    def _finish_step(self, values: Values, totals: Totals, flat: Any, step: Any) -> tuple[Values, Totals]:
+        leaves, structure = jax.tree.flatten(self._sums)
+        parts = jnp.split(flat, np.cumsum([leaf.size for leaf in leaves])[:-1])
+        shaped = [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+        sums = jax.tree.unflatten(structure, shaped)
+        return self._update(values, sums) if self._update else values, self._tally(totals, sums, step)
+
+
+_add_up = jax.jit(lambda nodes: Tree.add_up(nodes, jnp.add))
+
+
+def _unstack(block: Block, start: int) -> list[list[Batch]]:
+    """(K, n, b, ...), K a power of two -> batches of one replica each of the steps from `start`, [step][replica]."""
+    steps, replicas = jax.tree.leaves(block)[0].shape[:2]
+    few = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, min(steps, _UNSTACKED)), block)
+    return [[at(few, i, r) for r in range(replicas)] for i in range(min(steps, _UNSTACKED))]
