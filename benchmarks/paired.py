@@ -4,8 +4,9 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+K = TypeVar("K")
 ROUNDS, WARM_UP = 9, 2
 _DISAGREEMENT = 0.15  # between the three ratios, above which none of them is believed
 
@@ -51,7 +52,7 @@ class Ratio(NamedTuple):
         return abs(self.paired / self.least - 1) > _DISAGREEMENT
 
 
-def in_turn(sides: Mapping[str, Callable[[], float]], rounds: int = ROUNDS, tolerance: float = 1e-3) -> dict[str, Side]:
+def in_turn(sides: Mapping[K, Callable[[], float]], rounds: int = ROUNDS, tolerance: float = 1e-3) -> dict[K, Side]:
     """Runs A B C A B C ..., the first rounds to warm up.
 
     Args:

@@ -5,7 +5,6 @@ python -m benchmarks.scaling tensorflow|jax
 
 import contextlib
 import copy
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,48 +12,64 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks import page
-from benchmarks.paired import Side, in_turn, ratio
+from benchmarks.paired import in_turn, ratio
 
 STEPS, BATCH = 32, 512
+_DEVICES = (1, 2, 4)
 _TARGETS = {"jax": {2: 1.10, 4: 1.35, 8: 2.0}, "tensorflow": {2: 1.40}}
 
 
 def main(backend: str) -> None:
-    """Measures one, two and four devices in processes of their own, each beside Keras's own way."""
-    found = {n: _measured(backend, n) for n in (1, 2, 4)}
+    """Measures one, two and four devices in processes of their own, which take turns, each beside Keras's own way."""
+    with contextlib.ExitStack() as stack:
+        processes = {n: stack.enter_context(_process(backend, n)) for n in _DEVICES}
+        sides = {(n, name): _ask(process, name) for n, process in processes.items() for name in _names(backend, n)}
+        found = in_turn(sides, rounds=7, tolerance=float("inf"))  # each has variables of its own
     rows = []
-    for n in (2, 4):
-        for mode in [side for side in found[n] if side != "keras"]:
-            rivals = {"keras": ratio(found[n][mode], found[n]["keras"])} if "keras" in found[n] else {}
-            growth = found[n][mode].least / found[1]["ours"].least
-            theirs, text = "", f"{growth:.2f}"
-            if "keras" in found[n] and "keras" in found[1]:
-                keras_growth = found[n]["keras"].least / found[1]["keras"].least
-                theirs = f"{1e3 * found[n]['keras'].least / STEPS:.3g} ms a step: {keras_growth:.2f} of one device"
-            name = "Keras DataParallel" if backend == "jax" else "MirroredStrategy, fit"
-            own = f"{1e3 * found[n][mode].least / STEPS:.3g} ms a step"
-            target = _TARGETS[backend].get(n) if mode == "ours" else None
-            noisy = any(r.noisy for r in rivals.values()) or page.busy()
-            case = f"{n} devices on the same cores" + ("" if mode == "ours" else ", exact (the tree's order)")
-            rows.append(page.Row(case, name, own, theirs, text, growth, target, True, noisy))
+    for n in _DEVICES[1:]:
+        keras_growth = ratio(found[n, "keras"], found[1, "keras"])
+        theirs = f"{1e3 * found[n, 'keras'].least / STEPS:.3g} ms a step: {keras_growth.paired:.2f} of one device"
+        for name in _names(backend, n)[:-1]:
+            growth = ratio(found[n, name], found[1, "ours"])
+            case = f"{n} devices on the same cores" + (", exact (the tree's order)" if name == "exact" else "")
+            rival = "Keras DataParallel" if backend == "jax" else "MirroredStrategy, fit"
+            own = f"{1e3 * found[n, name].least / STEPS:.3g} ms a step"
+            text = f"{growth.paired:.2f} ({growth.least:.2f})"
+            target = _TARGETS[backend].get(n) if name == "ours" else None
+            noisy = growth.noisy or keras_growth.noisy or page.busy()
+            rows.append(page.Row(case, rival, own, theirs, text, growth.paired, target, True, noisy))
     page.record(
         f"scaling-{backend}",
         f"What do more devices cost on the same cores? ({backend})",
-        f"mlp(units=512), global batch {BATCH}, a logical replica a device, fastest of the rounds; "
-        "ratio: to Onecurve's one device",
+        f"mlp(units=512), global batch {BATCH}, a logical replica a device; a step of the fastest of 7 rounds; "
+        "ratio: to Onecurve's one device in the same round",
         rows,
     )
 
 
-def _measured(backend: str, devices: int) -> dict[str, Side]:
+def _names(backend: str, devices: int) -> list[str]:
+    return ["ours", "keras"] if devices == 1 else ["ours", "exact", "keras"]
+
+
+def _process(backend: str, devices: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "benchmarks.scaling", "measure", backend, str(devices)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    return {name: Side(*sides) for name, sides in found.items()}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _ask(process: subprocess.Popen[str], name: str) -> Callable[[], float]:
+    """A side that runs in a process: it does a round when its name is written to it, and answers with the loss."""
+
+    def once() -> float:
+        assert process.stdin and process.stdout
+        process.stdin.write(f"{name}\n")
+        process.stdin.flush()
+        return float(process.stdout.readline())
+
+    return once
 
 
 def measure(backend_name: str, devices: int) -> None:
-    """Prints the seconds of each round of each side, as JSON."""
+    """Does a round of the side that each line of the standard input names, and prints its loss."""
     from trainer import backend
     from trainer.config import Config
 
@@ -122,8 +137,8 @@ def measure(backend_name: str, devices: int) -> None:
         def fit() -> float:
             return float(model.fit(x, y, BATCH, shuffle=False, verbose=0).history["loss"][0])
 
-        measured = in_turn({**sides, "keras": fit}, rounds=5, tolerance=float("inf"))
-    print(json.dumps(measured))
+        for line in sys.stdin:
+            print({**sides, "keras": fit}[line.strip()](), flush=True)
 
 
 if __name__ == "__main__":
