@@ -4,16 +4,20 @@ python -m benchmarks.allreduce
 """
 
 import math
+import statistics
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
 from benchmarks import page
 
-_SIZES = (2**12, 2**16, 2**18, 2**20, 2**22)  # floats
-_FITTED = (2**12, 2**18, 2**22)
+K = TypeVar("K")
+_SIZES = (2**12, 2**14, 2**16, 2**18, 2**20, 2**21, 2**22)  # floats
+_FITTED = (2**12, 2**16, 2**20, 2**22)
 _DEVICES = (2, 4, 8)
-_ROUNDS = 15
+_ROUNDS = 100
 
 
 def main() -> None:
@@ -21,7 +25,7 @@ def main() -> None:
     import jax
 
     jax.config.update("jax_num_cpu_devices", max(_DEVICES))
-    measured = {(n, size): _seconds(n, size) for n in _DEVICES for size in _SIZES}
+    measured = _seconds({(n, size): _all_reduce(n, size) for n in _DEVICES for size in _SIZES})
     rows = []
     for n in _DEVICES:
         # 2 (N - 1) messages of S / N bytes; the devices are threads of one machine, whose memory they share, so that N
@@ -54,12 +58,13 @@ def main() -> None:
     page.record(
         "allreduce",
         "Does the model of the all-reduce say what is measured?",
-        "psum of float32 on virtual CPU devices, fastest of 15; latency and bandwidth fitted to the sizes not held out",
+        f"psum of float32 on virtual CPU devices, median of {_ROUNDS} rounds over all cases; "
+        "latency and bandwidth fitted to the sizes not held out",
         rows,
     )
 
 
-def _seconds(devices: int, size: int) -> float:
+def _all_reduce(devices: int, size: int) -> Callable[[], object]:
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -70,12 +75,19 @@ def _seconds(devices: int, size: int) -> float:
     )
     add = jax.jit(mapped)
     array = jax.device_put(np.ones((devices, size), np.float32), NamedSharding(mesh, spec))
-    times = []
+    return lambda: jax.block_until_ready(add(array))
+
+
+def _seconds(cases: dict[K, Callable[[], object]]) -> dict[K, float]:
+    """Median seconds of each case; all take turns, so that a slow minute of the machine falls on each alike."""
+    times: dict[K, list[float]] = {case: [] for case in cases}
     for _ in range(_ROUNDS):
-        begin = time.perf_counter()
-        jax.block_until_ready(add(array))
-        times.append(time.perf_counter() - begin)
-    return min(times)
+        for case, once in cases.items():
+            once()  # the case before has left other data in the caches
+            begin = time.perf_counter()
+            once()
+            times[case].append(time.perf_counter() - begin)
+    return {case: statistics.median(seconds) for case, seconds in times.items()}
 
 
 if __name__ == "__main__":
