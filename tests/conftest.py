@@ -18,6 +18,15 @@ def need(condition: bool, reason: str) -> None:
         (pytest.fail if REQUIRED else pytest.skip)(reason)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All runs of the tests keep JAX's compiled programs in one place: many compile the same ones."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(shared / "compiled")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+
 @pytest.fixture(scope="session")
 def keras_home(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A KERAS_HOME whose cache holds fashion_mnist."""
