@@ -42,6 +42,9 @@ return found;
 """
 
 
+pytestmark = pytest.mark.xdist_group("browser")  # they share a run
+
+
 @pytest.fixture(scope="module")
 def browser():
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")

@@ -16,6 +16,9 @@ from trainer import checkpoint, shards
 KINDS = ("flip", "zero", "truncate", "extend")
 
 
+pytestmark = pytest.mark.xdist_group("corruption")  # they share a run
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("corruption") / "run"

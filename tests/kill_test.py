@@ -21,7 +21,8 @@ FLAGS = (
 @pytest.mark.parametrize(
     "strategy",
     [
-        pytest.param(("--strategy=one_device", "--backend=tensorflow"), id="tensorflow"),
+        pytest.param(("--strategy=one_device", "--backend=jax"), id="jax"),
+        pytest.param(("--strategy=one_device", "--backend=tensorflow"), id="tensorflow", marks=pytest.mark.long),
         pytest.param(("--strategy=device_mesh", "--devices=2", "--replicas=4"), id="mesh", marks=pytest.mark.long),
     ],
 )

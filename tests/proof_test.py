@@ -11,6 +11,7 @@ from input_pipeline import order
 from tests.running import trainer
 from trainer import checkpoint
 
+pytestmark = pytest.mark.xdist_group("proof")  # they share a run
 FLAGS = ("--model=dense", "--replicas=2", "--log_every=5", "--save_every=10", "--global_batch=80")
 
 
@@ -53,14 +54,14 @@ def test_audit_names_lost_and_repeated_examples(word, run, tmp_path):
 def test_a_checkpoint_put_at_another_step_is_noticed(run, tmp_path):
     """The state of step 30 passed off as that of step 20: nine steps' examples are lost, and audit says so."""
     copy = tmp_path / "run"
-    trainer(*FLAGS, "--steps=20", f"--run_dir={copy}")
+    trainer("--backend=jax", *FLAGS, "--steps=20", f"--run_dir={copy}")
     newest = copy / "checkpoints" / "00000020"
     manifest = json.loads((newest / "manifest.json").read_text())
     manifest = {k: v for k, v in manifest.items() if k != "sha256"} | {"step": 30}
     manifest["sha256"] = checkpoint._digest(manifest)
     (newest / "manifest.json").write_text(json.dumps(manifest))
     newest.rename(newest.with_name("00000030"))
-    trainer(*FLAGS, "--steps=40", f"--run_dir={copy}")
+    trainer("--backend=jax", *FLAGS, "--steps=40", f"--run_dir={copy}")
     ran = trainer("audit", f"--run_dir={copy}", code=1)
     assert "of steps 21 to 30, these examples were lost" in ran.stdout
 
@@ -76,7 +77,7 @@ def test_checkpoints_are_listed_and_verified(run, tmp_path):
 
 def test_diff_names_where_two_runs_part(run, tmp_path):
     assert "one run" in trainer("diff", str(run), str(run)).stdout
-    flags = (*FLAGS, "--log_every=1", "--steps=3")
+    flags = ("--backend=jax", *FLAGS, "--log_every=1", "--steps=3")
     a, b, c = (tmp_path / name for name in "abc")
     trainer(*flags, f"--run_dir={a}")
     trainer(*flags, "--seed=1", f"--run_dir={b}")

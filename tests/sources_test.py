@@ -125,14 +125,14 @@ def test_images_in_folders(folders, tmp_path):
     data = ("--dataset=images(size=16,shift=1)", f"--data_dir={folders}", "--cache=memory")
     flags = (
         *data,
-        "--model=convnet",
+        "--model=mlp",
         "--epochs=40",
         "--learning_rate=0.003",
         "--evaluate_every=never",
     )
-    trainer(*flags, f"--run_dir={tmp_path / 'one'}", "--replicas=2")
+    trainer(*flags, f"--run_dir={tmp_path / 'one'}", "--backend=jax", "--replicas=2")
     assert summary(tmp_path / "one")["final"]["test_accuracy"] > 0.7
-    trainer(*flags, f"--run_dir={tmp_path / 'two'}", "--strategy=mirrored", "--devices=2")
+    trainer(*flags, f"--run_dir={tmp_path / 'two'}", "--strategy=device_mesh", "--devices=2")
     assert summary(tmp_path / "one")["weights_sha256"] == summary(tmp_path / "two")["weights_sha256"]
 
 
