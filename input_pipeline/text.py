@@ -3,12 +3,11 @@
 import glob
 import pathlib
 import sysconfig
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from input_pipeline import tokens
 from input_pipeline.dataset import Dataset
 from input_pipeline.source import DataError, Example, Source, Subset
 
@@ -48,7 +47,7 @@ def load(
       context: tokens of an example.
       held_out: one file in so many is held out.
       evaluation_examples: number of windows taken from the held-out files, spread over them.
-      tokenizer: path of a SentencePiece model; without one, tokens are bytes.
+      tokenizer: file of a SentencePiece model, or directory of a KerasHub preset; without one, tokens are bytes.
 
     Returns:
       x and y int32 (context,); 256 classes, or as many as the tokenizer has.
@@ -62,13 +61,13 @@ def load(
         raise DataError(f"{len(paths)} files match {files!r} in {root}; one is to train on, one to evaluate on")
     evaluation = paths[:: max(2, held_out)]
     train = [p for i, p in enumerate(paths) if i % max(2, held_out)]
-    joined, classes, decode = _sentence_piece(tokenizer) if tokenizer else (_joined, 256, _decode)
-    windows = Windows(joined(evaluation), context)
+    made = tokens.load(tokenizer)
+    windows = Windows(made.encode(evaluation), context)
     if not len(windows):
         raise DataError(f"the held-out files, {evaluation[0]} and so on, have fewer tokens than context={context}")
     ids = np.unique(np.linspace(0, len(windows) - 1, evaluation_examples).astype(np.int64))
     held: Source = Subset(windows, ids)
-    return Dataset(Windows(joined(train), context), held, classes, decode=decode)
+    return Dataset(Windows(made.encode(train), context), held, made.classes, decode=made.decode)
 
 
 def _matching(files: str, root: pathlib.Path) -> list[str]:
@@ -80,29 +79,3 @@ def _matching(files: str, root: pathlib.Path) -> list[str]:
                 below = glob.glob(files, root_dir=directory, recursive=True)
                 found += [f"{directory.name}/{path}" for path in below]
     return sorted({path for path in found if "site-packages" not in path})
-
-
-def _joined(paths: list[pathlib.Path]) -> npt.NDArray[np.integer]:
-    return np.frombuffer(b"\0".join(p.read_bytes() for p in paths), np.uint8)
-
-
-def _decode(tokens: npt.NDArray[np.integer]) -> str:
-    return tokens.astype(np.uint8).tobytes().decode(errors="replace")
-
-
-def _sentence_piece(path: str) -> tuple[Callable[[list[pathlib.Path]], Any], int, Callable[[Any], str]]:
-    """(what joins files as tokens, number of tokens, the text of tokens) of a SentencePiece model."""
-    try:
-        from sentencepiece import SentencePieceProcessor
-    except ImportError:
-        raise DataError("to read tokens, SentencePiece is needed: pip install 'onecurve[text]'") from None
-    try:
-        model = SentencePieceProcessor(model_file=str(pathlib.Path(path).expanduser()))
-    except (OSError, RuntimeError) as error:
-        raise DataError(f"tokenizer {path!r} is no model of SentencePiece: {error}") from None
-
-    def joined(paths: list[pathlib.Path]) -> npt.NDArray[np.integer]:
-        texts = [p.read_text(errors="replace") for p in paths]
-        return np.array([token for text in model.encode(texts, add_eos=True) for token in text], np.int32)
-
-    return joined, model.vocab_size(), lambda tokens: str(model.decode(tokens.tolist()))

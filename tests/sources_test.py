@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from input_pipeline import arrays, digits, images, mixture, records, table, text
+from input_pipeline import arrays, digits, images, mixture, records, table
 from input_pipeline.dataset import prepare
 from input_pipeline.source import DataError, example_spec
 from tests.running import summary, trainer
@@ -389,21 +389,3 @@ def test_tfds_by_name(tmp_path):
     flags = (*flags[:-1], f"--run_dir={tmp_path / 'other'}")
     wrong = trainer("--dataset=tfds(name='no_such_set')", *flags, code=2, cwd=tmp_path)
     assert "TensorFlow Datasets can't give 'no_such_set'" in wrong.stderr
-
-
-def test_tokens_of_a_sentencepiece_model(tmp_path):
-    import sentencepiece
-
-    files = [tmp_path / f"{name}.txt" for name in "abcd"]
-    for number, file in enumerate(files):
-        file.write_text(f"one curve on any hardware, through any failure, said {number} times.\n" * 200)
-    given = ",".join(map(str, files))
-    sentencepiece.SentencePieceTrainer.train(input=given, model_prefix=tmp_path / "small", vocab_size=32)
-    loaded = text.load(str(tmp_path), "*.txt", context=16, held_out=4, tokenizer=str(tmp_path / "small.model"))
-    assert loaded.classes == 32 and loaded.evaluation
-    x, y = loaded.train.read(np.arange(len(loaded.train)))
-    assert (x.ravel()[1:] == y.ravel()[:-1]).all() and x.dtype == np.int32 and x.max() < 32
-    assert loaded.decode and "through any failure" in loaded.decode(x.ravel())
-    assert "said 1" in loaded.decode(x.ravel()) and "said 0" not in loaded.decode(x.ravel())  # which is held out
-    with pytest.raises(DataError, match="no model of SentencePiece"):
-        text.load(str(tmp_path), "*.txt", tokenizer=str(files[0]))
