@@ -144,8 +144,7 @@ def collectives(hlo: str) -> dict[str, Collective]:
     bodies = re.split(r"\n(?=(?:ENTRY )?%\S+ \()", hlo)
     names = [match[1] if (match := re.match(r"(?:ENTRY )?%(\S+)", body.lstrip())) else "" for body in bodies]
     times = dict.fromkeys(names, 1)
-    for body in reversed(bodies):  # callers come after what they call
-        name = names[bodies.index(body)]
+    for name, body in zip(reversed(names), reversed(bodies), strict=True):  # callers come after what they call
         for loop in re.finditer(r"while\(.*?body=%([\w.\-]+)(.*)", body):
             known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop[2])
             times[loop[1]] = times[name] * (int(known[1]) if known else 1)
