@@ -24,7 +24,10 @@ def main(backend: str) -> None:
     with contextlib.ExitStack() as stack:
         processes = {n: stack.enter_context(_process(backend, n)) for n in _DEVICES}
         sides = {(n, name): _ask(process, name) for n, process in processes.items() for name in _names(backend, n)}
-        found = in_turn(sides, rounds=7, tolerance=float("inf"))  # each has variables of its own
+        losses = [sides[n, "ours"]() for n in _DEVICES]  # from the same variables, on the same data
+        if max(losses) > 1.01 * min(losses):
+            raise SystemExit(f"one device and more compute different things: {losses}")
+        found = in_turn(sides, rounds=7, tolerance=float("inf"))  # each has variables of its own, and goes on
     rows = []
     for n in _DEVICES[1:]:
         keras_growth = ratio(found[n, "keras"], found[1, "keras"])
