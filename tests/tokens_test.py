@@ -53,5 +53,8 @@ def test_tokens_of_a_keras_hub_preset(tmp_path):
     out = trainer(*flags, f"--data_dir={tmp_path}", "--backend=jax").stdout
     assert "262 to train on" in out  # windows of 16 of 3 x (100 lines of 14 tokens, and an end token)
     assert summary(tmp_path / "run")["final"]["test_accuracy"] > 0.8  # the number in the held-out file was never seen
+    loaded = text.load(str(tmp_path), "*.txt", context=16, held_out=4, tokenizer=str(preset))
+    words = loaded.train.read(np.arange(8))[0].ravel()
+    assert loaded.decode and "any hardware , through any failure , said 1 ." in loaded.decode(words)
     with pytest.raises(DataError, match="no preset of KerasHub"):
         text.load(str(tmp_path), "*.txt", tokenizer=str(tmp_path))
