@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
@@ -18,6 +19,7 @@ from trainer.sums import Sums, Totals, Values
 
 REPLICATED = PartitionSpec()
 _BY_REPLICA = PartitionSpec(None, "data")  # (K, V, ...)
+_LARGE = 2**16  # elements; to copy fewer takes less time than a message's latency
 
 Leaf = Callable[[Values, Batch], Sums]  # (values, one replica's batch) -> Sums
 Update = Callable[[Values, Sums], Values]  # (values, complete Sums) -> new values
@@ -55,7 +57,7 @@ class FastLoop:
             values, totals = carry
             sums = self._local_sums(values, at(block, first + i))
             if self._mesh.size > 1:  # XLA's CPU compiler would keep a sum over one device, as a copy
-                sums = jax.lax.psum(sums, "data")
+                sums = _over_devices(sums)
             return self._update(values, sums) if self._update else values, self._tally(totals, sums, step + i)
 
         # The number of turns is not known to the compiler: one program for any.
@@ -72,6 +74,18 @@ class FastLoop:
         if n == 1:
             return first
         return jax.lax.scan(add_leaf, first, jax.tree.map(lambda a: a[1:], batches))[0]
+
+
+def _over_devices(sums: Sums) -> Sums:
+    """The sums of all devices.
+
+    An all-reduce takes one array after the other, each with a latency of its own: small ones go end to end in one.
+    """
+    leaves, structure = jax.tree.flatten(sums)
+    end_to_end, taken_apart = jax.flatten_util.ravel_pytree([leaf for leaf in leaves if leaf.size < _LARGE])
+    end_to_end, large = jax.lax.psum((end_to_end, [leaf for leaf in leaves if leaf.size >= _LARGE]), "data")
+    small, remaining = iter(taken_apart(end_to_end)), iter(large)
+    return jax.tree.unflatten(structure, [next(small if leaf.size < _LARGE else remaining) for leaf in leaves])
 
 
 def at(block: Block, *index: Any) -> Batch:

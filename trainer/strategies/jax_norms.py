@@ -15,9 +15,11 @@ def in_stages(array: jax.Array) -> jax.Array:
     XLA's CPU compiler adds up an array's elements one after the other. Here a stage adds 16 parts of it to one
     another, element by element, which is done in vectors; there are as many stages as leave few elements.
     """
-    squares, total = jnp.square(array.ravel()), jnp.zeros((), array.dtype)
-    while squares.size >= _FEW:
-        whole = squares.size - squares.size % _WAYS
-        total += jnp.sum(squares[whole:])
-        squares = functools.reduce(jnp.add, jnp.split(squares[:whole], _WAYS))
-    return total + jnp.sum(squares)
+    total, array, power = jnp.zeros((), array.dtype), array.ravel(), 2
+    while array.size >= _FEW:
+        whole = array.size - array.size % _WAYS
+        total += jnp.sum(array[whole:] ** power)
+        # Each part is squared where it is added: the squares of the whole array would be written and read again.
+        array = functools.reduce(jnp.add, [part**power for part in jnp.split(array[:whole], _WAYS)])
+        power = 1
+    return total + jnp.sum(array**power)
