@@ -39,7 +39,7 @@ def main(name: str, rounds: int) -> None:
     page.record(
         f"exact-{name}",
         f"What does a step cost whose sums follow the tree's order? ({name})",
-        f"Virtual CPU devices, a logical replica each; median of {rounds} rounds, in turn, that of the fastest in brackets",
+        f"Virtual CPU devices, a logical replica each; median of {rounds} rounds, in turn (of the fastest)",
         rows,
     )
 

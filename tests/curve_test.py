@@ -97,6 +97,18 @@ def test_devices_don_t_show_in_the_curve(strategies, model, tmp_path):
     assert round(accuracies.pop() * 360, 3).is_integer()
 
 
+def test_the_backend_s_all_reduce_gives_the_same_curve(tmp_path):
+    """What accelerators run where --exact is not asked for; large variables and small ones."""
+    strategies = [
+        ("--strategy=one_device",),
+        *(("--strategy=tests.all_reduced:create", f"--devices={n}") for n in (2, 4)),
+    ]
+    flags = ("--backend=jax", "--model=mlp(units=512)", "--replicas=4", "--steps=50", "--log_every=1")
+    directories = run_each(strategies, tmp_path, *flags)
+    agree(directories, SAME_BACKEND)
+    assert len({summary(d)["weights_sha256"] for d in directories}) > 1, "they add in the tree's order"
+
+
 @pytest.mark.parametrize(
     ("optimizer", "across_backends"),
     # Adam divides small gradients by their own size, which turns a difference in the last bit of a
