@@ -3,15 +3,13 @@
 python -m benchmarks.exact_cost [tensorflow|jax] [rounds]
 """
 
-import copy
 import json
-import statistics
 import subprocess
 import sys
-import time
-from typing import Any
 
 from benchmarks import page
+from benchmarks.paired import Ratio, in_turn, ratio
+from benchmarks.rounds import training
 from trainer import backend
 from trainer.config import Config
 
@@ -31,11 +29,11 @@ def main(name: str, rounds: int) -> None:
         for devices in (2, 4):
             command = [sys.executable, "-m", "benchmarks.exact_cost", "measure", name, model, str(devices), str(rounds)]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
-            exact, default, ratio, least = json.loads(done.stdout.splitlines()[-1])
+            exact, default, paired, least = json.loads(done.stdout.splitlines()[-1])
             ours, theirs = f"{exact:.2f} ms a step", f"{default:.2f} ms a step"
             case, rival = f"--exact, {model}, batch {batch}, {devices} devices", "the backend's all-reduce"
-            noisy = page.busy() or abs(ratio - least) > 0.15 * ratio
-            rows.append(page.Row(case, rival, ours, theirs, f"{ratio:.2f} ({least:.2f})", ratio, 1.3, True, noisy))
+            noisy = Ratio(paired, least, paired).noisy or page.busy()
+            rows.append(page.Row(case, rival, ours, theirs, f"{paired:.2f} ({least:.2f})", paired, 1.3, True, noisy))
     page.record(
         f"exact-{name}",
         f"What does a step cost whose sums follow the tree's order? ({name})",
@@ -45,7 +43,7 @@ def main(name: str, rounds: int) -> None:
 
 
 def measure(name: str, model: str, devices: int, rounds: int) -> None:
-    """Prints milliseconds a step of both sides, the median of the paired ratios, and the least's, at R = V."""
+    """Prints the median milliseconds a step of both sides, and their ratios: paired, and of the fastest rounds."""
     dataset, batch, steps = _CASES[model]
     config = Config(
         strategy="mirrored" if name == "tensorflow" else "device_mesh",
@@ -62,32 +60,18 @@ def measure(name: str, model: str, devices: int, rounds: int) -> None:
         from trainer.peers import Peers
 
     parts = assemble(config, Peers())
-    pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
-    sides = [(_side(parts, exact), parts.blocks(pipeline)) for exact in (True, False)]
-    pairs = []
-    for turn in range(rounds + 2):  # the first two warm up: they compile
-        times = []
-        for strategy, fed in sides:
-            start = time.perf_counter()
-            totals = parts.program.objective.no_totals()
-            for done in range(0, steps, pipeline.block):
-                totals = strategy.train(next(fed), 0, min(pipeline.block, steps - done), done, totals)
-            parts.program.objective.results(totals)  # waits
-            times.append(1e3 * (time.perf_counter() - start) / steps)
-        if turn >= 2:
-            pairs.append(times)
-    exact, default = (statistics.median(side) for side in zip(*pairs, strict=True))
-    ratio = statistics.median(a / b for a, b in pairs)
-    least = min(a for a, _ in pairs) / min(b for _, b in pairs)
-    print(json.dumps([exact, default, ratio, least]))
-
-
-def _side(parts: Any, exact: bool) -> Any:
-    """The strategy with sums in one order or the other; both train the same variables."""
-    strategy = copy.copy(parts.strategy)
-    strategy.compile(parts.program)
-    setattr(strategy, "_in_tree_order" if hasattr(strategy, "_in_tree_order") else "_exact", exact)
-    return strategy
+    sides = {exact: training(parts, exact) for exact in (True, False)}
+    start, losses = parts.program.values(), []
+    for side in sides.values():  # both train the same variables
+        for path, variable in parts.program.variables.items():
+            parts.program.assign(variable, start[path].__getitem__)
+        losses.append(side())
+    if abs(losses[0] - losses[1]) > 1e-3 * losses[0]:
+        raise SystemExit(f"the sides compute different things: {losses}")
+    found = in_turn(sides, rounds, tolerance=float("inf"))
+    paired = ratio(found[True], found[False])
+    milliseconds = [1e3 * found[exact].median / steps for exact in (True, False)]
+    print(json.dumps([*milliseconds, paired.paired, paired.least]))
 
 
 if __name__ == "__main__":

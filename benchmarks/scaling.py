@@ -4,7 +4,6 @@ python -m benchmarks.scaling tensorflow|jax
 """
 
 import contextlib
-import copy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,23 +12,24 @@ import numpy as np
 
 from benchmarks import page
 from benchmarks.paired import in_turn, ratio
+from benchmarks.rounds import training
 
 STEPS, BATCH = 32, 512
-_DEVICES = (1, 2, 4)
+_DEVICES = {"jax": (1, 2, 4, 8), "tensorflow": (1, 2, 4)}
 _TARGETS = {"jax": {2: 1.10, 4: 1.35, 8: 2.0}, "tensorflow": {2: 1.40}}
 
 
 def main(backend: str) -> None:
-    """Measures one, two and four devices in processes of their own, which take turns, each beside Keras's own way."""
+    """Measures one device and more in processes of their own, which take turns, each beside Keras's own way."""
     with contextlib.ExitStack() as stack:
-        processes = {n: stack.enter_context(_process(backend, n)) for n in _DEVICES}
+        processes = {n: stack.enter_context(_process(backend, n)) for n in _DEVICES[backend]}
         sides = {(n, name): _ask(process, name) for n, process in processes.items() for name in _names(backend, n)}
-        losses = [sides[n, "ours"]() for n in _DEVICES]  # from the same variables, on the same data
+        losses = [sides[n, "ours"]() for n in _DEVICES[backend]]  # from the same variables, on the same data
         if max(losses) > 1.01 * min(losses):
             raise SystemExit(f"one device and more compute different things: {losses}")
         found = in_turn(sides, rounds=7, tolerance=float("inf"))  # each has variables of its own, and goes on
     rows = []
-    for n in _DEVICES[1:]:
+    for n in _DEVICES[backend][1:]:
         keras_growth = ratio(found[n, "keras"], found[1, "keras"])
         theirs = f"{1e3 * found[n, 'keras'].least / STEPS:.3g} ms a step: {keras_growth.paired:.2f} of one device"
         for name in _names(backend, n)[:-1]:
@@ -96,26 +96,8 @@ def measure(backend_name: str, devices: int) -> None:
     from trainer.peers import Peers
 
     parts = assemble(config, Peers())
-    pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
-    order = "_in_tree_order" if hasattr(parts.strategy, "_in_tree_order") else "_exact"
-
-    def side(exact: bool) -> Callable[[], float]:
-        strategy = copy.copy(parts.strategy)
-        strategy.compile(parts.program)
-        setattr(strategy, order, exact)
-        fed = strategy.feed(pipeline)  # goes on from pass to pass, as in a run
-
-        def once() -> float:
-            totals, done = parts.program.objective.no_totals(), 0
-            while done < STEPS:
-                count = min(pipeline.block, STEPS - done)
-                totals = strategy.train(next(fed), 0, count, done, totals)
-                done += count
-            return float(parts.program.objective.results(totals)["loss"])
-
-        return once
-
-    sides = {"ours": side(False)} if devices == 1 else {"ours": side(False), "exact": side(True)}
+    exact = {"ours": False, "exact": True}
+    sides = {name: training(parts, exact[name]) for name in _names(backend_name, devices) if name in exact}
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (STEPS * BATCH, 28, 28, 1), np.uint8)
     y = rng.integers(0, 10, STEPS * BATCH).astype(np.int32)
