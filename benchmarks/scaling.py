@@ -21,25 +21,29 @@ _TARGETS = {"jax": {2: 1.10, 4: 1.35, 8: 2.0}, "tensorflow": {2: 1.40}}
 
 def main(backend: str) -> None:
     """Measures one device and more in processes of their own, which take turns, each beside Keras's own way."""
+    others = page.busy()  # asked before, for eight devices' threads are many, too
     with contextlib.ExitStack() as stack:
         processes = {n: stack.enter_context(_process(backend, n)) for n in _DEVICES[backend]}
-        sides = {(n, name): _ask(process, name) for n, process in processes.items() for name in _names(backend, n)}
+        sides = {(n, name): _ask(process, name) for n, process in processes.items() for name in _names(n)}
         losses = [sides[n, "ours"]() for n in _DEVICES[backend]]  # from the same variables, on the same data
         if max(losses) > 1.01 * min(losses):
             raise SystemExit(f"one device and more compute different things: {losses}")
         found = in_turn(sides, rounds=7, tolerance=float("inf"))  # each has variables of its own, and goes on
     rows = []
     for n in _DEVICES[backend][1:]:
-        keras_growth = ratio(found[n, "keras"], found[1, "keras"])
-        theirs = f"{1e3 * found[n, 'keras'].least / STEPS:.3g} ms a step: {keras_growth.paired:.2f} of one device"
-        for name in _names(backend, n)[:-1]:
+        theirs, rival_noisy = "not run: its steps in flight deadlock", False
+        if (n, "keras") in found:
+            growth = ratio(found[n, "keras"], found[1, "keras"])
+            theirs = f"{1e3 * found[n, 'keras'].least / STEPS:.3g} ms a step: {growth.paired:.2f} of one device"
+            rival_noisy = growth.noisy
+        for name in ("ours", "exact"):
             growth = ratio(found[n, name], found[1, "ours"])
             case = f"{n} devices on the same cores" + (", exact (the tree's order)" if name == "exact" else "")
             rival = "Keras DataParallel" if backend == "jax" else "MirroredStrategy, fit"
             own = f"{1e3 * found[n, name].least / STEPS:.3g} ms a step"
             text = f"{growth.paired:.2f} ({growth.least:.2f})"
             target = _TARGETS[backend].get(n) if name == "ours" else None
-            noisy = growth.noisy or keras_growth.noisy or page.busy()
+            noisy = growth.noisy or rival_noisy or others
             rows.append(page.Row(case, rival, own, theirs, text, growth.paired, target, True, noisy))
     page.record(
         f"scaling-{backend}",
@@ -50,8 +54,10 @@ def main(backend: str) -> None:
     )
 
 
-def _names(backend: str, devices: int) -> list[str]:
-    return ["ours", "keras"] if devices == 1 else ["ours", "exact", "keras"]
+def _names(devices: int) -> list[str]:
+    # Keras's fit has many steps in flight. On eight virtual devices, which share threads, their all-reduces
+    # wait for one another, and XLA ends the process.
+    return ["ours"] + ["exact"] * (devices > 1) + ["keras"] * (devices < 8)
 
 
 def _process(backend: str, devices: int) -> subprocess.Popen[str]:
@@ -97,7 +103,7 @@ def measure(backend_name: str, devices: int) -> None:
 
     parts = assemble(config, Peers())
     exact = {"ours": False, "exact": True}
-    sides = {name: training(parts, exact[name]) for name in _names(backend_name, devices) if name in exact}
+    sides = {name: training(parts, exact[name]) for name in _names(devices) if name in exact}
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (STEPS * BATCH, 28, 28, 1), np.uint8)
     y = rng.integers(0, 10, STEPS * BATCH).astype(np.int32)
