@@ -29,21 +29,22 @@ def main(name: str, rounds: int) -> None:
         for devices in (2, 4):
             command = [sys.executable, "-m", "benchmarks.exact_cost", "measure", name, model, str(devices), str(rounds)]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
-            exact, default, paired, least = json.loads(done.stdout.splitlines()[-1])
+            exact, default, *ratios = json.loads(done.stdout.splitlines()[-1])
+            found = Ratio(*ratios)
             ours, theirs = f"{exact:.2f} ms a step", f"{default:.2f} ms a step"
             case, rival = f"--exact, {model}, batch {batch}, {devices} devices", "the backend's all-reduce"
-            noisy = Ratio(paired, least, paired).noisy or page.busy()
-            rows.append(page.Row(case, rival, ours, theirs, f"{paired:.2f} ({least:.2f})", paired, 1.3, True, noisy))
+            text, noisy = f"{found.paired:.2f} ({found.least:.2f})", found.noisy or page.busy()
+            rows.append(page.Row(case, rival, ours, theirs, text, found.paired, 1.3, True, noisy))
     page.record(
         f"exact-{name}",
         f"What does a step cost whose sums follow the tree's order? ({name})",
-        f"Virtual CPU devices, a logical replica each; median of {rounds} rounds, in turn (of the fastest)",
+        f"Virtual CPU devices, a logical replica each; median of {rounds} rounds, in turn",
         rows,
     )
 
 
 def measure(name: str, model: str, devices: int, rounds: int) -> None:
-    """Prints the median milliseconds a step of both sides, and their ratios: paired, and of the fastest rounds."""
+    """Prints the median milliseconds a step of both sides, and their Ratio."""
     dataset, batch, steps = _CASES[model]
     config = Config(
         strategy="mirrored" if name == "tensorflow" else "device_mesh",
@@ -69,9 +70,8 @@ def measure(name: str, model: str, devices: int, rounds: int) -> None:
     if abs(losses[0] - losses[1]) > 1e-3 * losses[0]:
         raise SystemExit(f"the sides compute different things: {losses}")
     found = in_turn(sides, rounds, tolerance=float("inf"))
-    paired = ratio(found[True], found[False])
     milliseconds = [1e3 * found[exact].median / steps for exact in (True, False)]
-    print(json.dumps([*milliseconds, paired.paired, paired.least]))
+    print(json.dumps([*milliseconds, *ratio(found[True], found[False])]))
 
 
 if __name__ == "__main__":
