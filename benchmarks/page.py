@@ -27,6 +27,7 @@ _SCORES = (
     ("scaling-jax", "2 devices on the same cores", "Keras DataParallel"),
     ("scaling-tensorflow", "2 devices on the same cores", "MirroredStrategy, fit"),
     ("scaling-jax", "4 devices on the same cores", "Keras DataParallel"),
+    ("scaling-jax", "4 devices on the same cores, --layout=zero1", "Keras DataParallel"),
 )
 _PACKAGES = ("tensorflow", "keras", "jax", "numpy")
 _HEAD = """# Performance

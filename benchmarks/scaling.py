@@ -4,6 +4,7 @@ python -m benchmarks.scaling tensorflow|jax
 """
 
 import contextlib
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from benchmarks.rounds import training
 
 STEPS, BATCH = 32, 512
 _DEVICES = {"jax": (1, 2, 4, 8), "tensorflow": (1, 2, 4)}
+_WAYS = {"ours": "", "zero1": ", --layout=zero1", "exact": ", exact (the tree's order)"}
 _TARGETS = {"jax": {2: 1.10, 4: 1.35, 8: 2.0}, "tensorflow": {2: 1.40}}
 
 
@@ -24,8 +26,9 @@ def main(backend: str) -> None:
     others = page.busy()  # asked before, for eight devices' threads are many, too
     with contextlib.ExitStack() as stack:
         processes = {n: stack.enter_context(_process(backend, n)) for n in _DEVICES[backend]}
-        sides = {(n, name): _ask(process, name) for n, process in processes.items() for name in _names(n)}
-        losses = [sides[n, "ours"]() for n in _DEVICES[backend]]  # from the same variables, on the same data
+        sides = {(n, name): _ask(process, name) for n, process in processes.items() for name in _names(backend, n)}
+        # From the same variables, on the same data; exact steps go on from where ours have come.
+        losses = [side() for (_, name), side in sides.items() if name in ("ours", "zero1")]
         if max(losses) > 1.01 * min(losses):
             raise SystemExit(f"one device and more compute different things: {losses}")
         found = in_turn(sides, rounds=7, tolerance=float("inf"))  # each has variables of its own, and goes on
@@ -36,13 +39,15 @@ def main(backend: str) -> None:
             growth = ratio(found[n, "keras"], found[1, "keras"])
             theirs = f"{1e3 * found[n, 'keras'].least / STEPS:.3g} ms a step: {growth.paired:.2f} of one device"
             rival_noisy = growth.noisy
-        for name in ("ours", "exact"):
+        for name, which in _WAYS.items():
+            if (n, name) not in found:
+                continue
             growth = ratio(found[n, name], found[1, "ours"])
-            case = f"{n} devices on the same cores" + (", exact (the tree's order)" if name == "exact" else "")
+            case = f"{n} devices on the same cores{which}"
             rival = "Keras DataParallel" if backend == "jax" else "MirroredStrategy, fit"
             own = f"{1e3 * found[n, name].least / STEPS:.3g} ms a step"
             text = f"{growth.paired:.2f} ({growth.least:.2f})"
-            target = _TARGETS[backend].get(n) if name == "ours" else None
+            target = _TARGETS[backend].get(n) if name != "exact" else None
             noisy = growth.noisy or rival_noisy or others
             rows.append(page.Row(case, rival, own, theirs, text, growth.paired, target, True, noisy))
     page.record(
@@ -54,10 +59,11 @@ def main(backend: str) -> None:
     )
 
 
-def _names(devices: int) -> list[str]:
+def _names(backend: str, devices: int) -> list[str]:
+    ways = [name for name in _WAYS if name == "ours" or (devices > 1 and (name == "exact" or backend == "jax"))]
     # Keras's fit has many steps in flight. On eight virtual devices, which share threads, their all-reduces
     # wait for one another, and XLA ends the process.
-    return ["ours"] + ["exact"] * (devices > 1) + ["keras"] * (devices < 8)
+    return [*ways, "keras"] if devices < 8 else ways
 
 
 def _process(backend: str, devices: int) -> subprocess.Popen[str]:
@@ -101,9 +107,10 @@ def measure(backend_name: str, devices: int) -> None:
         from trainer.assembly import assemble
     from trainer.peers import Peers
 
-    parts = assemble(config, Peers())
-    exact = {"ours": False, "exact": True}
-    sides = {name: training(parts, exact[name]) for name in _names(devices) if name in exact}
+    parts, names = assemble(config, Peers()), _names(backend_name, devices)
+    sides = {name: training(parts, name == "exact") for name in names if name in ("ours", "exact")}
+    if "zero1" in names:
+        sides["zero1"] = training(assemble(dataclasses.replace(config, layout="zero1"), Peers()), False)
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (STEPS * BATCH, 28, 28, 1), np.uint8)
     y = rng.integers(0, 10, STEPS * BATCH).astype(np.int32)

@@ -306,7 +306,7 @@ def test_what_listens(backend, tmp_path):
 @long
 def test_a_thousand_steps_on_eight_virtual_devices(tmp_path):
     """Their collectives share threads: several in flight would wait for each other for ever."""
-    flags = ("--strategy=device_mesh", "--devices=8", "--replicas=8", "--model=mlp", "--steps=1000")
-    for name, more in (("data", ()), ("fsdp", ("--layout=fsdp",))):
+    flags = ("--strategy=device_mesh", "--devices=8", "--replicas=8", "--model=mlp(units=512)", "--steps=1000")
+    for name, more in (("data", ()), ("zero1", ("--layout=zero1",)), ("fsdp", ("--layout=fsdp",))):
         trainer(*flags, *more, "--log_every=100", "--evaluate_every=500", f"--run_dir={tmp_path / name}")
         assert summary(tmp_path / name)["step"] == 1000

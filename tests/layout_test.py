@@ -58,6 +58,42 @@ def test_sharding_doesn_t_show_in_the_curve(mesh, one_device, tmp_path):
         assert size(held[1]) == pytest.approx(sum(size(w[1]) for w in whole if w) / 8, rel=0.05)
 
 
+ZERO1 = [
+    # Of lamb, a step depends on the norms of whole variables; of a clipped gradient, on that of all.
+    (("--mesh=data=4", "--layout=zero1"), ("--model=mlp(units=512)", "--optimizer=lamb")),
+    pytest.param(
+        ("--mesh=data=2,model=2", "--layout=megatron+zero1"),
+        ("--dataset=text(context=32)", "--model=transformer(width=256,depth=1)", "--optimizer=adamw"),
+        marks=LONG,
+    ),
+    pytest.param(
+        ("--mesh=data=4", "--layout=zero1"),
+        ("--model=convnet(filters=(16,48,64),dropout=0)", "--optimizer=sgd(momentum=0.9,global_clipnorm=0.5)"),
+        marks=LONG,
+    ),
+]
+
+
+@pytest.mark.parametrize(("layout", "what"), ZERO1)
+def test_updates_in_shares(layout, what, tmp_path):
+    """zero1: the one-device curve, with the promised part of the slots; continued on fewer devices, then on one."""
+    flags = (*what, "--global_batch=32", "--replicas=8", "--log_every=1")
+    run = f"--run_dir={tmp_path / 'run'}"
+    trainer("--backend=jax", *flags, "--steps=40", f"--run_dir={tmp_path / 'one'}")
+    ran = trainer("--strategy=device_mesh", *layout, *flags, "--steps=20", run)
+    trainer("--strategy=device_mesh", "--devices=2", "--layout=zero1", *flags, "--steps=30", run)
+    trainer("--backend=jax", *flags, "--steps=40", run)
+    assert deviation(curve(tmp_path / "one"), curve(tmp_path / "run")) <= WITHIN
+    explained = trainer("explain", "--strategy=device_mesh", *layout, *flags).stdout
+    assert "reduce-scatter" in explained or "model" in layout[0]
+    held = re.search(r"memory  (.*?) of variables", ran.stdout)
+    parts = [
+        re.search(rf"{part}  (\S+ \S+) on each device, of (\S+ \S+)", explained) for part in ("parameters", "optimizer")
+    ]
+    assert held and size(held[1]) == pytest.approx(sum(size(part[1]) for part in parts if part), rel=0.01)
+    assert parts[1] and size(parts[1][1]) < 0.7 * size(parts[1][2])
+
+
 def size(text: str) -> float:
     number, unit = text.split()
     return float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]

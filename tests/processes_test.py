@@ -67,6 +67,7 @@ CONVNET = (
     "--optimizer=sgd",
     '--layout=[["conv_1/kernel", [null, null, null, "model"]]]',
 )
+SLOTS = ("--model=mlp(units=512)", "--layout=zero1")
 
 
 @pytest.mark.parametrize(
@@ -74,16 +75,17 @@ CONVNET = (
     [
         (2, DENSE),
         pytest.param(4, DENSE, marks=pytest.mark.long),
-        *(pytest.param(n, what, marks=pytest.mark.long) for what in (TRANSFORMER, MLP, CONVNET) for n in (2, 4)),
+        *(pytest.param(n, what, marks=pytest.mark.long) for what in (TRANSFORMER, MLP, CONVNET, SLOTS) for n in (2, 4)),
     ],
 )
 def test_a_layout_over_processes(processes, what, tmp_path):
-    """The model axis runs across processes: trained, evaluated, saved, and continued by one process alone."""
+    """The axis of the shares runs across processes: trained, evaluated, saved, and continued by one process alone."""
     *what, layout = what
     flags = (*FLAGS[:2], *what, "--log_every=5", "--evaluate_every=never", "--save_every=10")
     one, many = tmp_path / "one", tmp_path / "many"
     trainer("--backend=jax", *flags, "--steps=40", f"--run_dir={one}")
-    mesh = (f"--mesh=data={processes // 2},model=2", layout)
+    axes = f"data={processes // 2},model=2" if "model" in layout or "megatron" in layout else f"data={processes}"
+    mesh = (f"--mesh={axes}", layout)
     finished(launch("--strategy=device_mesh", *mesh, *flags, "--steps=20", f"--run_dir={many}", processes=processes))
     out = finished(
         launch("--strategy=device_mesh", *mesh, *flags, "--steps=30", f"--run_dir={many}", processes=processes)

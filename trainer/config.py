@@ -48,7 +48,7 @@ class Config:
     mesh: str = _flag("", "Axes of the device mesh, for example data=2,model=4. Default: data alone, --devices long.")
     layout: str = _flag(
         "replicated",
-        "Where variables lie on the mesh: replicated, fsdp, a layout of the model's such as megatron, several "
+        "Where variables lie on the mesh: replicated, zero1, fsdp, a layout of the model's such as megatron, several "
         "joined by +, a JSON list of [regex, axes], or my_pkg.my_module:rules.",
     )
     cluster: str = _flag(

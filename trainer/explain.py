@@ -105,11 +105,13 @@ def _variables(program: Program, strategy: device_mesh.DeviceMesh) -> str:
     rows: dict[tuple[str, ...], list[int]] = {}
     for variable in [*program.model.trainable_variables, *program.objective.state_variables]:
         placement = strategy.layout.place(variable.path, variable.shape)
+        slots = strategy.layout.place_slots(variable.shape, placement.axes) if variable.trainable else placement.axes
+        share = f"; zero1: slots, dim {slots.index('data')} over data" if slots != placement.axes else ""
         held = strategy.elements_on_device(variable) * itemsize(variable.dtype)
         path = re.sub(r"\d+(?=/)|(?<=_)\d+", "*", variable.path)
         axes = "(" + ", ".join(axis or "-" for axis in placement.axes) + ")"
         dtype = keras.backend.standardize_dtype(variable.dtype)
-        key = (path, "x".join(map(str, variable.shape)), dtype, axes, size(held), placement.rule)
+        key = (path, "x".join(map(str, variable.shape)), dtype, axes, size(held), placement.rule + share)
         rows.setdefault(key, []).append(held)
     table: list[tuple[str, ...]] = [("variable", "count", "shape", "dtype", "layout", "each on a device", "rule")]
     table += [(key[0], str(len(held)), *key[1:]) for key, held in rows.items()]
@@ -179,6 +181,10 @@ def _step(strategy: Any, compiled: jax.stages.Compiled, flops: float, limit: flo
         lines.append(f"{'moves':>10}  nothing between devices")
     if limit is not None:
         verdict = "fits" if total <= limit else "does not fit"
-        fix = "" if total <= limit else "; more shares, --layout=fsdp, --remat, more --replicas or a smaller batch help"
+        fix = (
+            ""
+            if total <= limit
+            else "; --layout=zero1 or fsdp, more shares, --remat, more --replicas, a smaller batch help"
+        )
         lines.append(f"{'verdict':>10}  {size(total)} {verdict} into {size(limit)}{fix}")
     return "\n".join(lines)

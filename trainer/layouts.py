@@ -18,7 +18,10 @@ from trainer.errors import UserError
 Axes = tuple[str | None, ...]  # a mesh axis per dim; None: the dim stays whole
 Rule = tuple[str, Axes]
 
-SMALL = 256  # elements; fsdp leaves smaller variables whole, since gathering them costs more than keeping them
+_BUILT_IN = ("replicated", "zero1", "fsdp")
+# Elements of a variable that is left whole, since gathering it costs more than keeping it: under fsdp, where each is
+# gathered for each use, and under zero1, where the small ones' gradients are added up in one message.
+SMALL, SMALL_SLOTS = 2**8, 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +54,21 @@ class Layout:
     Args:
       name: --layout, for errors.
       rules: regex -> axes. A path ending in '/output' is a layer's output, others are variables.
-      shard_rest: whether a large variable's largest dim that can be is sharded over the data axis (fsdp).
       mesh: sizes of the axes.
+      shard_rest: whether a large variable's largest dim that can be is sharded over the data axis (fsdp).
+      shard_slots: whether the optimizer's slots of a large variable are, by the first dim that can be (zero1).
     """
 
-    def __init__(self, name: str, rules: Sequence[Rule], shard_rest: bool, mesh: Mapping[str, int]) -> None:
-        self.name, self.rules, self._shard_rest, self._mesh = name, list(rules), shard_rest, dict(mesh)
+    def __init__(
+        self,
+        name: str,
+        rules: Sequence[Rule],
+        mesh: Mapping[str, int],
+        shard_rest: bool = False,
+        shard_slots: bool = False,
+    ) -> None:
+        self.name, self.rules, self._mesh = name, list(rules), dict(mesh)
+        self._shard_rest, self._shard_slots = shard_rest, shard_slots
         for pattern, axes in self.rules:
             unknown = [axis for axis in axes if axis is not None and axis not in mesh]
             if unknown:
@@ -68,9 +80,14 @@ class Layout:
                 )
 
     @property
+    def shards_variables(self) -> bool:
+        """Whether the model's own variables may be sharded."""
+        return bool(self.rules) or self._shard_rest
+
+    @property
     def shards(self) -> bool:
         """Whether anything may be sharded at all."""
-        return bool(self.rules) or self._shard_rest
+        return self.shards_variables or self._shard_slots
 
     def place(self, path: str, shape: Sequence[int]) -> Placement:
         """Where a variable goes.
@@ -88,14 +105,23 @@ class Layout:
             pattern, given = matching[0]
             self._check(path, shape, pattern, given)
             axes, why = given, repr(pattern)
-        if self._shard_rest and "data" not in axes and math.prod(shape) >= SMALL:
-            left = [size // self._mesh.get(axis or "", 1) for size, axis in zip(shape, axes, strict=True)]
-            free = [d for d, axis in enumerate(axes) if axis is None and left[d] % self._mesh["data"] == 0]
-            if free:
-                dim = max(free, key=lambda d: left[d])
-                axes = (*axes[:dim], "data", *axes[dim + 1 :])
-                why = f"{repr(matching[0][0]) + ' and ' if matching else ''}fsdp: dim {dim} over data"
+        free = self._free(shape, axes) if self._shard_rest and math.prod(shape) >= SMALL else []
+        if free:
+            dim = max(free, key=lambda d: shape[d])
+            axes = _with_data(axes, dim)
+            why = f"{repr(matching[0][0]) + ' and ' if matching else ''}fsdp: dim {dim} over data"
         return Placement(axes, why)
+
+    def place_slots(self, shape: Sequence[int], axes: Axes) -> Axes:
+        """Where what an optimizer keeps of a variable goes, which itself lies along the axes."""
+        large = self._shard_slots and math.prod(shape) >= SMALL_SLOTS
+        free = self._free(shape, axes) if large else []  # the first: a share is then one piece of memory
+        return _with_data(axes, free[0]) if free else axes
+
+    def _free(self, shape: Sequence[int], axes: Axes) -> list[int]:
+        """Dims that can be sharded over the data axis; none where one is."""
+        n = self._mesh["data"]
+        return [d for d, axis in enumerate(axes) if axis is None and shape[d] % n == 0 and "data" not in axes]
 
     def place_output(self, path: str) -> Axes | None:
         """Axes of a layer's output, '.../output', or None where no rule speaks of it."""
@@ -128,11 +154,15 @@ class Layout:
             raise UserError("layout", self.name, f"its rule {pattern!r} {reason}", "give axes that fit the shape")
 
 
+def _with_data(axes: Axes, dim: int) -> Axes:
+    return (*axes[:dim], "data", *axes[dim + 1 :])
+
+
 def create(name: str, beside_the_model: Mapping[str, Any], mesh: Mapping[str, int]) -> Layout:
     """The layout that --layout names.
 
     Args:
-      name: 'replicated'; 'fsdp'; a name of the model's own layouts, as 'megatron'; several joined by +;
+      name: 'replicated'; 'zero1'; 'fsdp'; a name of the model's own layouts, as 'megatron'; several joined by +;
         a JSON list of rules; or the dotted path of a list of rules, or of a function that returns one.
       beside_the_model: LAYOUTS of the model's module: name -> rules.
       mesh: sizes of the axes.
@@ -142,27 +172,28 @@ def create(name: str, beside_the_model: Mapping[str, Any], mesh: Mapping[str, in
     """
     if name.startswith("["):
         try:
-            return Layout(name, _rules(name, json.loads(name)), False, mesh)
+            return Layout(name, _rules(name, json.loads(name)), mesh)
         except json.JSONDecodeError as error:
             raise UserError(
                 "layout", name, f"is no JSON: {error}", """for example '[["d1/kernel", [null, "model"]]]'"""
             ) from None
     rules: list[Rule] = []
-    for part in name.split("+"):
+    parts = name.split("+")
+    for part in parts:
         if part in beside_the_model:
             rules += _rules(name, beside_the_model[part])
         elif "." in part or ":" in part:
             found, arguments = plugins.resolve(part, "layout", "trainer.models", "LAYOUTS")
             rules += _rules(name, found(**arguments) if callable(found) else found)
-        elif part not in ("replicated", "fsdp"):
-            known = ", ".join(["replicated", "fsdp", *beside_the_model])
+        elif part not in _BUILT_IN:
+            known = ", ".join([*_BUILT_IN, *beside_the_model])
             raise UserError(
                 "layout",
                 name,
                 f"there is no layout {part!r} for this model",
                 f"one of {known}, several joined by +, a JSON list of rules, or a path such as my_pkg.my_module:rules",
             )
-    return Layout(name, rules, "fsdp" in name.split("+"), mesh)
+    return Layout(name, rules, mesh, shard_rest="fsdp" in parts, shard_slots="zero1" in parts)
 
 
 def _rules(name: str, given: Any) -> list[Rule]:

@@ -53,8 +53,8 @@ class Objective:
         self._takes_training = "training" in inspect.signature(model.call).parameters
         # Metrics start from their reset state, which need not be zero.
         self._metrics_start = [ops.convert_to_numpy(v) for v in metrics.variables]
-        # The sum of an array's squares; a strategy may have a faster way.
-        self.squared_norm: Callable[[Tensor], Tensor] = lambda array: ops.sum(ops.square(array))
+        # (n,) the sums of n arrays' squares; a strategy may have a faster way.
+        self.squared_norms: Callable[[list[Tensor]], Tensor] = _squared_norms
         self._is_seed = [v.name == "seed_generator_state" for v in model.non_trainable_variables]
 
     @property
@@ -179,7 +179,7 @@ class Objective:
         """What complete sums come to."""
         gradients, healthy = ops.zeros((), "float32"), ops.isfinite(sums.objective)
         if sums.gradients:
-            gradients = ops.stack([self.squared_norm(g) for g in sums.gradients]) * ops.square(_scale(sums))
+            gradients = self.squared_norms(sums.gradients) * ops.square(_scale(sums))
             if not self._scaled:
                 healthy = ops.logical_and(healthy, ops.isfinite(ops.sum(gradients)))
         return Outcome(sums.objective, sums.weight, sums.metrics, gradients, healthy)
@@ -231,6 +231,10 @@ def mean_gradients(sums: Sums, trainable: Sequence[Tensor]) -> list[Tensor]:
     """Gradients of the mean loss over the global batch, in the dtypes of the variables."""
     scale = _scale(sums)
     return [ops.cast(g * scale, v.dtype) for g, v in zip(sums.gradients, trainable, strict=True)]
+
+
+def _squared_norms(arrays: list[Tensor]) -> Tensor:
+    return ops.stack([ops.sum(ops.square(array)) for array in arrays])
 
 
 def _scale(sums: Sums) -> Tensor:

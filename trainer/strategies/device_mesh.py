@@ -8,26 +8,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import keras
 import numpy as np
 from jax import dtypes
 from jax.sharding import NamedSharding, PartitionSpec
 
-from input_pipeline.pipeline import Batch, Pipeline
+from input_pipeline.pipeline import Pipeline
 from input_pipeline.source import map_structure
 from trainer.cluster import ALONE, Cluster
 from trainer.config import Config
 from trainer.layouts import Layout
 from trainer.program import Program
-from trainer.step import mean_gradients, mean_state
 from trainer.strategies import jax_devices, jax_norms, pictures
 from trainer.strategies.base import Block, Strategy
 from trainer.strategies.data_parallel import FastLoop, per_device
 from trainer.strategies.exact import ExactLoop
 from trainer.strategies.host_values import Gathering, OnMesh, assign, own_pieces, sum_bits
-from trainer.strategies.sharded import Forward, Placing, ShardedLoop, layout_of, over_replicas, summing
-from trainer.sums import Sums, Totals, Values
+from trainer.strategies.jax_step import Leaf, PureStep, summing
+from trainer.strategies.sharded import Placing, ShardedLoop, layout_of, over_replicas
+from trainer.sums import Totals
 
 _BY_REPLICA = PartitionSpec(None, "data")  # (K, V, ...)
 
@@ -75,7 +74,7 @@ class DeviceMesh(Strategy):
         self.description = f"{description}, DeviceMesh({shape})"
         self.layout, self._exact, self._abstract = layout, exact, abstract
         self.on_cpu = devices[0].platform == "cpu"
-        self._sharded = layout.shards or len(sizes) > 1
+        self._sharded = layout.shards_variables or len(sizes) > 1
         self.mesh = jax.sharding.Mesh(np.array(devices).reshape(*sizes.values()), tuple(sizes))
         self._placing = Placing(self.mesh, layout, abstract)
 
@@ -117,6 +116,9 @@ class DeviceMesh(Strategy):
     def compile(self, program: Program) -> None:
         self._program = program
         self._state = OnMesh(program, self.sharding)
+        self._step = PureStep(program, self._state.variables)
+        trainable = zip(self._state.variables.trainable, self._state.shardings.trainable, strict=True)
+        self._slots = [self._placing.get_slot_layout(variable.shape, sharding) for variable, sharding in trainable]
         outputs = [f"{layer.path}/output" for layer in program.model._flatten_layers()]
         self.layout.check_all_used([*program.variables, *outputs])
         if not self._abstract:
@@ -126,8 +128,9 @@ class DeviceMesh(Strategy):
         if self.layout.shards and self.cluster.size > 1:
             program.own_pieces = own_pieces
         if self.on_cpu and not self._sharded:
-            program.objective.squared_norm = jax_norms.in_stages
-        self._exact |= self.on_cpu and program.replicas > 1  # virtual devices lose no fast interconnect
+            program.objective.squared_norms = functools.partial(jax_norms.squared_norms, self._slots)
+        # Virtual devices lose no fast interconnect by the tree's order.
+        self._exact |= self.on_cpu and program.replicas > 1 and not self.layout.shards
         self._loops: dict[bool, ExactLoop | FastLoop | ShardedLoop] = {}
 
     def sharding(self, variable: keras.Variable) -> NamedSharding:
@@ -151,15 +154,12 @@ class DeviceMesh(Strategy):
         block = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), block)
         totals = jax.eval_shape(self._program.objective.no_totals)
         number = jax.ShapeDtypeStruct((), np.int32)
+        loop, first = (self._sharded_loop, ()) if self._sharded else (self._fast_loop, (number,))
         with self._placing.scope():
-            if self._sharded:
-                return self._sharded_loop(True).program.lower(values, totals, block, number, number)
-            leaf = summing(self._forward(True), True)
-            loop = FastLoop(self.mesh, self._program.replicas, leaf, self._update, self._tally)
-            return loop.program.lower(values, totals, block, number, number, number)
+            return loop(True).program.lower(values, totals, block, *first, number, number)
 
     def flops(self, spec: Any) -> float:
-        leaf, values = summing(self._forward(True), True), self._state.shapes(placed=False)
+        leaf, values = self._step.leaf(True), self._state.shapes(placed=False)
         batch = map_structure(lambda a: jax.ShapeDtypeStruct(a.shape[2:], dtypes.canonicalize_dtype(a.dtype)), spec)
         with self._placing.scope():
             counted = jax.jit(leaf).lower(values, batch).cost_analysis() or {}
@@ -187,7 +187,7 @@ class DeviceMesh(Strategy):
         return jax.jit(lambda values, x: self._program.objective.outputs(values.trainable, values.state, x))
 
     def checksums(self) -> list[int]:
-        copies = [] if self._sharded or self.devices == 1 else per_device(self._state.values())
+        copies = [] if self.layout.shards or self._sharded or self.devices == 1 else per_device(self._state.values())
         return [int(sum_bits(values)) for values in copies]
 
     def close(self) -> None:
@@ -206,44 +206,25 @@ class DeviceMesh(Strategy):
     def _make_loop(self, training: bool, block: Block) -> ExactLoop | FastLoop | ShardedLoop:
         if self._sharded:
             return self._sharded_loop(training)
-        replicas, update = self._program.replicas, self._update if training else None
-        leaf = summing(self._forward(training), training)
+        leaf = self._step.leaf(training)
         batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
         # XLA's CPU compiler takes its fast convolutions in a program's entry only: they are 10 times
         # slower in the loops of FastLoop.
         slow = self.on_cpu and "conv_general" in str(jax.make_jaxpr(leaf)(self._state.values(), batch))
-        return (ExactLoop if self._exact or slow else FastLoop)(self.mesh, replicas, leaf, update, self._tally)
+        if slow and self.layout.shards:
+            return self._sharded_loop(training)
+        if slow or self._exact:
+            update = self._step.update if training else None
+            return ExactLoop(self.mesh, self._program.replicas, leaf, update, self._step.tally)
+        return self._fast_loop(training)
+
+    def _fast_loop(self, training: bool) -> FastLoop:
+        return FastLoop(*self._parts(self._step.leaf(training), training))
 
     def _sharded_loop(self, training: bool) -> ShardedLoop:
-        leaf = summing(over_replicas(self._forward(training), self._state.shardings.trainable), training)
-        update = self._update if training else None
-        return ShardedLoop(self.mesh, self._program.replicas, leaf, update, self._state.shardings, self._tally)
+        forward = over_replicas(self._step.forward(training), self._state.shardings.trainable)
+        return ShardedLoop(*self._parts(summing(forward, training), training))
 
-    def _forward(self, training: bool) -> Forward:
-        def forward(trainable: list[Any], values: Values, batch: Batch) -> tuple[Any, Sums]:
-            objective, sums = self._program.objective(trainable, values.state, batch, training)
-            return objective * self._loss_scale(values), sums if training else sums._replace(state=[])
-
-        return forward
-
-    def _loss_scale(self, values: Values) -> Any:
-        for variable, value in zip(self._state.variables.optimizer, values.optimizer, strict=True):
-            if variable is getattr(self._program.optimizer, "dynamic_scale", None):  # mixed_float16
-                return value
-        return 1.0
-
-    def _update(self, values: Values, sums: Sums) -> Values:
-        trainable, optimizer = self._program.optimizer.stateless_apply(
-            values.optimizer, mean_gradients(sums, values.trainable), values.trainable
-        )
-        new = Values(trainable, mean_state(sums, values.state, self._program.replicas), optimizer)
-        if self._program.objective.skips:
-            healthy = self._program.objective.outcome(sums).healthy
-            new = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, values)
-            for i, variable in enumerate(self._state.variables.optimizer):
-                if variable is self._program.optimizer.iterations:  # steps count, skipped or not
-                    new.optimizer[i] = optimizer[i]
-        return new
-
-    def _tally(self, totals: Totals, sums: Sums, step: Any) -> Totals:
-        return self._program.objective.add(totals, self._program.objective.outcome(sums), step)
+    def _parts(self, leaf: Leaf, training: bool) -> Any:
+        update = self._step.update if training else None
+        return self.mesh, self._program.replicas, leaf, update, self._step.tally, self._state.shardings, self._slots

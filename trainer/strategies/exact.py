@@ -15,7 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from input_pipeline.pipeline import Batch
 from trainer.strategies.base import Block
-from trainer.strategies.data_parallel import REPLICATED, Leaf, Tally, Update, at, joined, per_device, placed
+from trainer.strategies.data_parallel import REPLICATED, at, joined, per_device, placed
+from trainer.strategies.jax_step import Leaf, Tally, Update
 from trainer.sums import Totals, Values
 from trainer.tree import Tree
 

@@ -1,12 +1,31 @@
-"""Squared norms of whole arrays on CPUs, where XLA's own way takes longer than all other work on a gradient."""
+"""Squared norms of gradients, of which a device may hold a share, and quickly on CPUs.
+
+XLA's own way takes longer there than all other work on a gradient.
+"""
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 _WAYS = 16  # parts; with 8 a stage leaves more to be added up one by one than it saves
 _FEW = 1024  # elements that may be added up one by one
+
+
+def squared_norms(shardings: Sequence[NamedSharding], arrays: list[jax.Array]) -> jax.Array:
+    """(n,) the sums of squares of n arrays, which lie as n shardings on one mesh say, over its axis data or whole."""
+
+    def over_devices(arrays: list[jax.Array]) -> jax.Array:
+        shares = jnp.stack([in_stages(array) for array in arrays])
+        cut = jnp.array(["data" in sharding.spec for sharding in shardings])
+        return jnp.where(cut, jax.lax.psum(shares, "data"), shares)
+
+    mesh, specs = shardings[0].mesh, [sharding.spec for sharding in shardings]
+    if not any("data" in spec for spec in specs):
+        return jnp.stack([in_stages(array) for array in arrays])
+    return jax.shard_map(over_devices, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(), check_vma=False)(arrays)
 
 
 def in_stages(array: jax.Array) -> jax.Array:

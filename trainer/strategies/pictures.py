@@ -18,7 +18,7 @@ def draw(program: Program, sharding: Callable[[keras.Variable], NamedSharding], 
     if mesh.size == 1:
         return []
     largest: dict[Any, Any] = {}
-    for variable in program.model.trainable_variables:
+    for variable in [*program.model.trainable_variables, *program.optimizer.variables]:
         spec = sharding(variable).spec
         if any(spec) and math.prod(variable.shape) > math.prod(largest.get(spec, np.zeros(0)).shape):
             largest[spec] = variable

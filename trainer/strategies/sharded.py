@@ -18,6 +18,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 from keras.src.distribution.distribution_lib import Distribution
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from input_pipeline.pipeline import Batch
 from trainer import layouts, plugins
@@ -25,11 +26,11 @@ from trainer.config import Config
 from trainer.errors import UserError
 from trainer.layouts import Layout
 from trainer.strategies.base import Block
-from trainer.strategies.data_parallel import Tally, Update, placed
+from trainer.strategies.data_parallel import computed, placed
+from trainer.strategies.jax_step import Forward, Leaf, Tally, Update
 from trainer.sums import Sums, Totals, Values
 
 _DATA = "data"
-Forward = Callable[[list[Any], Values, Batch], tuple[Any, Sums]]
 
 
 def layout_of(config: Config, sizes: dict[str, int]) -> Layout:
@@ -74,6 +75,10 @@ class Placing(Distribution):
             self.error, axes = self.error or error, ()
         return NamedSharding(self._mesh, PartitionSpec(*axes))
 
+    def get_slot_layout(self, shape: Sequence[int], variable: NamedSharding) -> NamedSharding:
+        """Of what an optimizer keeps of a variable, which also is where its gradient goes and its update is made."""
+        return NamedSharding(self._mesh, PartitionSpec(*self._layout.place_slots(shape, tuple(variable.spec))))
+
     def get_tensor_layout(self, path: str) -> NamedSharding | None:
         axes = self._layout.place_output(path)
         if axes is None:
@@ -88,6 +93,8 @@ class Placing(Distribution):
                 # Keras creates small variables whole and then shards them; here no device ever holds the whole.
                 sharded = mock.patch.object(keras_jax, "should_shard_at_init", lambda layout, _: any(layout.spec))
                 stack.enter_context(sharded)
+                slots = mock.patch.object(BaseOptimizer, "add_variable", self._adding_slots(BaseOptimizer.add_variable))
+                stack.enter_context(slots)
             if self._abstract:
                 # What Keras does in its own stateless scope, which takes no variables made from arrays.
                 variable = keras_jax.JaxVariable
@@ -97,23 +104,19 @@ class Placing(Distribution):
         if self.error:
             raise self.error
 
+    def _adding_slots(self, add_variable: Callable[..., Any]) -> Callable[..., Any]:
+        """Keras's way to create an optimizer's variable, but that a slot need not lie where its variable does."""
+
+        def add(optimizer: Any, shape: Any, *args: Any, layout: Any = None, **others: Any) -> Any:
+            layout = layout and self.get_slot_layout(shape, layout)
+            return add_variable(optimizer, shape, *args, layout=layout, **others)
+
+        return add
+
 
 def _defer(variable: Any, initializer: Any) -> None:
     variable._initialize_layout()
     variable._value, variable._initializer = None, initializer
-
-
-def summing(forward: Forward, training: bool) -> Callable[[Values, Batch], Sums]:
-    """(values, batch) -> Sums, with gradients in training."""
-
-    def with_gradients(values: Values, batch: Batch) -> Sums:
-        def objective(trainable: list[Any]) -> tuple[Any, Sums]:
-            return forward(trainable, values, batch)
-
-        gradients, sums = jax.grad(objective, has_aux=True)(values.trainable)
-        return sums._replace(gradients=[g.astype(jnp.float32) for g in gradients])
-
-    return with_gradients if training else lambda values, batch: forward(values.trainable, values, batch)[1]
 
 
 def over_replicas(forward: Forward, shardings: Sequence[NamedSharding]) -> Forward:
@@ -136,6 +139,10 @@ def over_replicas(forward: Forward, shardings: Sequence[NamedSharding]) -> Forwa
     if not any(_DATA in sharding.spec for sharding in shardings):
         return summed
     return jax.checkpoint(summed, policy=jax.checkpoint_policies.save_anything_except_these_names("gathered"))
+
+
+def _constrained(arrays: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
+    return [jax.lax.with_sharding_constraint(a, s) for a, s in zip(arrays, shardings, strict=True)]
 
 
 def _gathered(value: Any, sharding: NamedSharding) -> Any:
@@ -161,21 +168,23 @@ class ShardedLoop:
       replicas: V.
       leaf: (values, R replicas' batches (R, b, ...)) -> their Sums.
       update: (values, complete Sums) -> values; None: the values stay, and are returned as None.
-      shardings: a NamedSharding for each of the values.
       tally: adds a step to the totals.
+      shardings: of the values.
+      slots: of each trainable variable's slots.
     """
 
     def __init__(
         self,
         mesh: jax.sharding.Mesh,
         replicas: int,
-        leaf: Callable[[Values, Batch], Sums],
+        leaf: Leaf,
         update: Update | None,
-        shardings: Values,
         tally: Tally,
+        shardings: Values,
+        slots: Sequence[NamedSharding],
     ) -> None:
-        self._mesh, self._leaf, self._update, self._shardings = mesh, leaf, update, shardings
-        self._tally = tally
+        self._mesh, self._leaf, self._update, self._tally = mesh, leaf, update, tally
+        self._slots = slots if update else []
         self._shares = mesh.shape[_DATA]
         self.turns = replicas // self._shares
         self._whole = NamedSharding(mesh, PartitionSpec())
@@ -188,9 +197,7 @@ class ShardedLoop:
         totals = placed(totals, self._whole)
         for i in range(count):
             new_values, totals = self.program(values, totals, block, np.int32(first + i), np.int32(step + i))
-            values = new_values or values
-            if self._mesh.devices.flat[0].platform == "cpu":  # virtual devices share threads: one step at a time
-                jax.block_until_ready(totals)
+            values, totals = new_values or values, computed(self._mesh, totals)
         return values if self._update else None, totals
 
     def _step(self, values: Values, totals: Totals, block: Block, i: Any, step: Any) -> tuple[Any, Totals]:
@@ -202,7 +209,10 @@ class ShardedLoop:
                 return jax.tree.map(jnp.add, sums, self._sums(values, batches)), None
 
             sums, _ = jax.lax.scan(add_turn, sums, jax.tree.map(lambda a: a[1:], turns))
-        return self._update(values, sums) if self._update else None, self._tally(totals, sums, step)
+        totals = self._tally(totals, sums, step)
+        if not self._update:
+            return None, totals
+        return self._update(values._replace(trainable=_constrained(values.trainable, self._slots)), sums), totals
 
     def _by_turn(self, array: Any) -> Any:
         """(V, b, ...) -> (n, R, b, ...): in turn j, share d takes its j-th replica."""
@@ -211,12 +221,4 @@ class ShardedLoop:
 
     def _sums(self, values: Values, batches: Batch) -> Sums:
         sums = self._leaf(values, batches)
-        gradients = (
-            [
-                jax.lax.with_sharding_constraint(g, sharding)
-                for g, sharding in zip(sums.gradients, self._shardings.trainable, strict=True)
-            ]
-            if sums.gradients
-            else []
-        )
-        return sums._replace(gradients=gradients)
+        return sums._replace(gradients=_constrained(sums.gradients, self._slots))

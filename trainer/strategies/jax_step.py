@@ -1,0 +1,81 @@
+"""A program's step as pure functions of JAX arrays: what a logical replica adds, and what follows from the sums."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from input_pipeline.pipeline import Batch
+from trainer.program import Program
+from trainer.step import mean_gradients, mean_state
+from trainer.sums import Sums, Totals, Values
+
+Forward = Callable[[list[Any], Values, Batch], tuple[Any, Sums]]  # (trainable, values, batch) -> (objective, Sums)
+Leaf = Callable[[Values, Batch], Sums]  # (values, one replica's batch) -> Sums
+Update = Callable[[Values, Sums], Values]  # (values, complete Sums) -> new values
+Tally = Callable[[Totals, Sums, Any], Totals]  # (totals, complete Sums, step) -> new totals
+
+
+class PureStep:
+    """The pure functions of a program.
+
+    Args:
+      program: whose.
+      variables: its variables, in the order of the values.
+    """
+
+    def __init__(self, program: Program, variables: Values) -> None:
+        self._objective, self._optimizer, self._replicas = program.objective, program.optimizer, program.replicas
+        self._variables: list[keras.Variable] = variables.optimizer
+
+    def forward(self, training: bool) -> Forward:
+        """A replica's objective, scaled as gradients are to be, and its Sums without gradients."""
+
+        def forward(trainable: list[Any], values: Values, batch: Batch) -> tuple[Any, Sums]:
+            objective, sums = self._objective(trainable, values.state, batch, training)
+            return objective * self._loss_scale(values), sums if training else sums._replace(state=[])
+
+        return forward
+
+    def leaf(self, training: bool) -> Leaf:
+        """A replica's Sums."""
+        return summing(self.forward(training), training)
+
+    def update(self, values: Values, sums: Sums) -> Values:
+        """The variables after a step."""
+        trainable, optimizer = self._optimizer.stateless_apply(
+            values.optimizer, mean_gradients(sums, values.trainable), values.trainable
+        )
+        new = Values(trainable, mean_state(sums, values.state, self._replicas), optimizer)
+        if self._objective.skips:
+            healthy = self._objective.outcome(sums).healthy
+            new = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, values)
+            for i, variable in enumerate(self._variables):
+                if variable is self._optimizer.iterations:  # steps count, skipped or not
+                    new.optimizer[i] = optimizer[i]
+        return new
+
+    def tally(self, totals: Totals, sums: Sums, step: Any) -> Totals:
+        """The totals with a step more."""
+        return self._objective.add(totals, self._objective.outcome(sums), step)
+
+    def _loss_scale(self, values: Values) -> Any:
+        for variable, value in zip(self._variables, values.optimizer, strict=True):
+            if variable is getattr(self._optimizer, "dynamic_scale", None):  # mixed_float16
+                return value
+        return 1.0
+
+
+def summing(forward: Forward, training: bool) -> Leaf:
+    """(values, batch) -> Sums, with gradients in training."""
+
+    def with_gradients(values: Values, batch: Batch) -> Sums:
+        def objective(trainable: list[Any]) -> tuple[Any, Sums]:
+            return forward(trainable, values, batch)
+
+        gradients, sums = jax.grad(objective, has_aux=True)(values.trainable)
+        return sums._replace(gradients=[g.astype(jnp.float32) for g in gradients])
+
+    return with_gradients if training else lambda values, batch: forward(values.trainable, values, batch)[1]
