@@ -249,22 +249,30 @@ def test_optimizers_agree_across_backends(optimizer, tmp_path, initial_state):
     assert deviation(*curves) <= 1e-4
 
 
-def test_what_is_compiled_is_kept(tmp_path, monkeypatch):
-    """A second start compiles nothing that the first one has compiled; and each program is compiled once."""
+@pytest.mark.parametrize("model", ["mlp", "convnet"])
+def test_what_is_compiled_is_kept(model, tmp_path, monkeypatch):
+    """A second start compiles no step that the first one has compiled, a third nothing; and each is compiled once."""
     for name in ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
         monkeypatch.delenv(name)  # as a user has it
-    flags = ("--backend=jax", "--evaluate_every=never", f"--run_dir={tmp_path}")
+    flags = ("--backend=jax", f"--model={model}", "--evaluate_every=never", f"--run_dir={tmp_path}")
+    steps = {"mlp": ("jit__steps-",), "convnet": ("jit__unstack-", "jit__lambda-", "jit__finish_step-")}[model]
+
+    def kept(*prefixes: str) -> list[str]:
+        return sorted(p.name for p in tmp_path.glob("compiled/*/*-cache") if p.name.startswith(prefixes or ""))
+
     trainer(*flags, "--steps=50")
-    programs = "compiled/*/jit__steps-*-cache"  # the others take about as long as what is kept must have taken
-    kept = sorted(path.name for path in tmp_path.glob(programs))
-    assert len(kept) == 2, "training, and evaluation"
+    first = kept(*steps)
+    assert len(first) == 2 * len(steps), "each for training and for evaluation"
     trainer(*flags, "--steps=100")
-    assert sorted(path.name for path in tmp_path.glob(programs)) == kept
+    assert kept(*steps) == first
+    second = kept()
+    trainer(*flags, "--steps=110")
+    assert kept() == second
     for path in tmp_path.glob("compiled/*/*-cache"):
         path.write_bytes(path.read_bytes()[:100])  # as a kill, or a full disk, may leave it
-    ran = trainer(*flags, "--steps=150")
+    ran = trainer(*flags, "--steps=120")
     other = tmp_path / "other"
-    trainer(*flags[:-1], "--steps=150", f"--run_dir={other}")
+    trainer(*flags[:-1], "--steps=120", f"--run_dir={other}")
     assert summary(other)["weights_sha256"] == summary(tmp_path)["weights_sha256"], ran.stderr
 
 

@@ -105,7 +105,7 @@ def keep_compiled(run: pathlib.Path) -> None:
     machine = repr((platform.machine(), platform.processor(), cpu[:1], os.cpu_count()))
     folder = hashlib.sha256(machine.encode()).hexdigest()[:8]
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str((run / "compiled" / folder).resolve()))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
 def without_accelerators(config: Config) -> Config:

@@ -12,7 +12,7 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from input_pipeline.pipeline import Batch
 from trainer.strategies.base import Block
@@ -172,9 +172,15 @@ def placed(tree: Any, sharding: NamedSharding) -> Any:
 
 def per_device(tree: Any) -> list[Any]:
     """Each device's own part of global arrays, as arrays of that device."""
+
+    def parts(leaf: jax.Array) -> list[jax.Array]:
+        shards = leaf.addressable_shards
+        if shards[0].data is leaf:  # on a mesh of one device, JAX may give the global array itself: compiled for anew
+            return [jax.device_put(leaf, SingleDeviceSharding(shards[0].device))]
+        return [shard.data for shard in shards]
+
     leaves, structure = jax.tree.flatten(tree)
-    parts = zip(*([shard.data for shard in leaf.addressable_shards] for leaf in leaves), strict=True)
-    return [jax.tree.unflatten(structure, part) for part in parts]
+    return [jax.tree.unflatten(structure, part) for part in zip(*map(parts, leaves), strict=True)]
 
 
 def joined(sharding: NamedSharding, trees: Any) -> Any:
