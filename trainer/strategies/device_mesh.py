@@ -210,7 +210,7 @@ class DeviceMesh(Strategy):
         batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
         # XLA's CPU compiler takes its fast convolutions in a program's entry only: they are 10 times
         # slower in the loops of FastLoop.
-        slow = self.on_cpu and "conv_general" in str(jax.make_jaxpr(leaf)(self._state.values(), batch))
+        slow = self.on_cpu and "conv_general" in str(jax.make_jaxpr(leaf)(self._state.shapes(placed=False), batch))
         if slow and self.layout.shards:
             return self._sharded_loop(training)
         if slow or self._exact:

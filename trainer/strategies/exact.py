@@ -59,7 +59,7 @@ class ExactLoop:
     ) -> tuple[Values | None, Totals]:
         if self._sums is None:
             batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
-            self._sums = jax.eval_shape(self._leaf, values, batch)
+            self._sums = jax.eval_shape(self._leaf, per_device(values)[0], batch)
         if self._block is not block:
             self._block, self._parts, self._batches = block, per_device(block), {}
         whole = NamedSharding(self._mesh, REPLICATED)

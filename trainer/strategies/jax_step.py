@@ -40,8 +40,8 @@ class PureStep:
         return forward
 
     def leaf(self, training: bool) -> Leaf:
-        """A replica's Sums."""
-        return summing(self.forward(training), training)
+        """A replica's Sums; traced once, however many programs it is part of."""
+        return jax.jit(summing(self.forward(training), training), inline=True)
 
     def update(self, values: Values, sums: Sums) -> Values:
         """The variables after a step."""
