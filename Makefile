@@ -50,6 +50,7 @@ bench: install  ## each question of docs/performance.md, beside the rivals, unde
 	$(RUN) -m benchmarks.data
 	$(RUN) -m benchmarks.scaling jax
 	$(RUN) -m benchmarks.scaling tensorflow
+	$(RUN) -m benchmarks.memory
 	$(RUN) -m benchmarks.allreduce
 	$(RUN) -m benchmarks.start
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks import page
 from benchmarks.paired import Side, in_turn, ratio
+from benchmarks.rounds import training
 
 EXAMPLES, BATCH = 60_000, 512
 _SHAPE = (28, 28, 1)
@@ -20,8 +21,6 @@ _SHAPE = (28, 28, 1)
 
 def main() -> None:
     """Times a pass over 60,000 images each way, and going on at far positions."""
-    import tensorflow as tf
-
     from input_pipeline import arrays
     from input_pipeline.cache import cached
     from input_pipeline.pipeline import Pipeline, block_steps
@@ -36,6 +35,9 @@ def main() -> None:
         for name, array in {"x_train": x, "y_train": y}.items():
             np.save(folder / f"{name}.npy", array)
         records = str(folder / "train.tfrecord")
+        fed = _fed(folder)  # before TensorFlow's threads are there
+        import tensorflow as tf
+
         _write(tf, records, x, y)
         source = cached(Subset(arrays.load(scratch).train, np.arange(EXAMPLES)), str(folder / "cache"))
         memory = Arrays(x, y)
@@ -92,6 +94,7 @@ def main() -> None:
                 "memcpy": 1 / 0.14,
             }.items()
         ]
+        rows.append(fed)
         rows += [_seek(memory, position, tf, x, y) for position in (10**3, 10**5, 10**7)]
     page.record(
         "data",
@@ -130,6 +133,28 @@ def _row(case: str, rival: str, ours: Side, theirs: Side, target: float | None) 
     text = f"{found.paired:.3f} ({found.least:.3f}, {found.cpu:.2f})"
     noisy = found.noisy or page.busy()
     return page.Row(case, rival, speed(ours), speed(theirs), text, found.paired, target, True, noisy)
+
+
+def _fed(folder: pathlib.Path) -> page.Row:
+    """Training from a cache file beside training on one block of it that stays on the device."""
+    from trainer import backend
+    from trainer.config import Config
+
+    backend.prepare("jax")
+    with backend.quiet():
+        from trainer.assembly import assemble
+    from trainer.peers import Peers
+
+    data = f"arrays(data_dir={str(folder)!r})"
+    config = Config(backend="jax", dataset=data, cache=str(folder / "fed"), global_batch=BATCH, steps=256)
+    parts = assemble(config, Peers())
+    # Labels are the same, images others: the losses differ.
+    measured = in_turn({"fed": training(parts), "kept": training(parts, fed_once=True)}, tolerance=float("inf"))
+    found = ratio(measured["kept"], measured["fed"])
+    own, theirs = (f"{1e3 * measured[side].median / config.steps:.3g} ms a step" for side in ("fed", "kept"))
+    text, noisy = f"{found.paired:.3f} ({found.least:.3f})", found.noisy or page.busy()
+    case = "time that training does not wait for it, mlp on jax"
+    return page.Row(case, "a block kept on the device", own, theirs, text, found.paired, 0.95, False, noisy)
 
 
 def _seek(source: Any, position: int, tf: Any, x: Any, y: Any) -> page.Row:

@@ -28,6 +28,10 @@ _SCORES = (
     ("scaling-tensorflow", "2 devices on the same cores", "MirroredStrategy, fit"),
     ("scaling-jax", "4 devices on the same cores", "Keras DataParallel"),
     ("scaling-jax", "4 devices on the same cores, --layout=zero1", "Keras DataParallel"),
+    ("memory", "--layout=fsdp, the model's variables held by a device", "matrices: 1/8 of them"),
+    ("data", "time that training does not wait for it, mlp on jax", "a block kept on the device"),
+    ("start", "second start, mlp on jax", "import keras"),
+    ("start", "killed, one of its 2 processes, mlp on jax: the next first step", "SIGKILL"),
 )
 _PACKAGES = ("tensorflow", "keras", "jax", "numpy")
 _HEAD = """# Performance

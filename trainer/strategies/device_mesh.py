@@ -116,7 +116,7 @@ class DeviceMesh(Strategy):
     def compile(self, program: Program) -> None:
         self._program = program
         self._state = OnMesh(program, self.sharding)
-        self._step = PureStep(program, self._state.variables)
+        self._step = PureStep(program, self._state.variables, self.scope)
         trainable = zip(self._state.variables.trainable, self._state.shardings.trainable, strict=True)
         self._slots = [self._placing.get_slot_layout(variable.shape, sharding) for variable, sharding in trainable]
         outputs = [f"{layer.path}/output" for layer in program.model._flatten_layers()]
@@ -155,36 +155,30 @@ class DeviceMesh(Strategy):
         totals = jax.eval_shape(self._program.objective.no_totals)
         number = jax.ShapeDtypeStruct((), np.int32)
         loop, first = (self._sharded_loop, ()) if self._sharded else (self._fast_loop, (number,))
-        with self._placing.scope():
-            return loop(True).program.lower(values, totals, block, *first, number, number)
+        return loop(True).program.lower(values, totals, block, *first, number, number)
 
     def flops(self, spec: Any) -> float:
         leaf, values = self._step.leaf(True), self._state.shapes(placed=False)
         batch = map_structure(lambda a: jax.ShapeDtypeStruct(a.shape[2:], dtypes.canonicalize_dtype(a.dtype)), spec)
-        with self._placing.scope():
-            counted = jax.jit(leaf).lower(values, batch).cost_analysis() or {}
+        counted = jax.jit(leaf).lower(values, batch).cost_analysis() or {}
         return float(counted.get("flops", 0.0)) * self._program.replicas
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
-        loop = self.loop(True, block)
-        with self._placing.scope():  # layers place their outputs while they are traced
-            values, totals = loop(self._state.values(), block, first, count, step, totals)
+        values, totals = self.loop(True, block)(self._state.values(), block, first, count, step, totals)
         assert values is not None  # the training loop updates
         self._state.assign(values)
         return totals
 
     def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
-        with self._placing.scope():
-            return self.loop(False, block)(self._state.values(), block, 0, count, 0, totals)[1]
+        return self.loop(False, block)(self._state.values(), block, 0, count, 0, totals)[1]
 
     def predict(self, x: Any) -> Any:
-        with self._placing.scope():
-            return jax.tree.map(np.asarray, self._outputs(self._state.values(), x))
+        return jax.tree.map(np.asarray, self._outputs(self._state.values(), x))
 
     @functools.cached_property
     def _outputs(self) -> Any:
         """(values, x) -> outputs, compiled."""
-        return jax.jit(lambda values, x: self._program.objective.outputs(values.trainable, values.state, x))
+        return jax.jit(self._step.outputs)
 
     def checksums(self) -> list[int]:
         copies = [] if self.layout.shards or self._sharded or self.devices == 1 else per_device(self._state.values())

@@ -36,6 +36,9 @@ class Gathering:
 class OnMesh:
     """A program's variables, as the compiled steps take and leave them.
 
+    Not by Keras's value and assign, which ask of each variable in each call whether the value is wanted in another
+    dtype, is there, fits, and lies where it should: longer than a small step takes.
+
     Args:
       program: whose.
       sharding: where a variable lies.
@@ -48,13 +51,16 @@ class OnMesh:
             list(program.optimizer.variables),
         )
         self.shardings = jax.tree.map(sharding, self.variables)
+        self._leaves, self._structure = jax.tree.flatten(self.variables)
+        self._places = jax.tree.leaves(self.shardings)
         # What the last step has left. Weakly: a restore must not hold two copies of everything.
-        self._left = [_nothing] * len(jax.tree.leaves(self.variables))
+        self._left: list[Callable[[], Any]] = [_nothing] * len(self._leaves)
 
     def values(self) -> Values:
         """On the mesh: a variable that was restored, or that a callback has set, may lie elsewhere."""
-        values, left = jax.tree.map(lambda variable: variable.value, self.variables), iter(self._left)
-        return Values(*jax.tree.map(lambda v, s: v if next(left)() is v else placed(v, s), values, self.shardings))
+        found = zip([variable._value for variable in self._leaves], self._left, self._places, strict=True)
+        values = [value if left() is value else placed(value, place) for value, left, place in found]
+        return jax.tree.unflatten(self._structure, values)
 
     def shapes(self, placed: bool) -> Values:
         """jax.ShapeDtypeStructs of the values, with their shardings if `placed`."""
@@ -66,10 +72,10 @@ class OnMesh:
         return Values(*jax.tree.map(shape, self.variables, self.shardings))
 
     def assign(self, values: Values) -> None:
-        """Sets all variables."""
+        """Sets all variables to values that lie on the mesh."""
         leaves = jax.tree.leaves(values)
-        for variable, value in zip(jax.tree.leaves(self.variables), leaves, strict=True):
-            variable.assign(value)
+        for variable, value in zip(self._leaves, leaves, strict=True):
+            variable._value = value
         self._left = [weakref.ref(value) for value in leaves]
 
 

@@ -1,5 +1,6 @@
 """A program's step as pure functions of JAX arrays: what a logical replica adds, and what follows from the sums."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -24,17 +25,22 @@ class PureStep:
     Args:
       program: whose.
       variables: its variables, in the order of the values.
+      scope: the strategy's, in which layers place their outputs while they are traced.
     """
 
-    def __init__(self, program: Program, variables: Values) -> None:
+    def __init__(
+        self, program: Program, variables: Values, scope: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> None:
         self._objective, self._optimizer, self._replicas = program.objective, program.optimizer, program.replicas
         self._variables: list[keras.Variable] = variables.optimizer
+        self._scope = scope
 
     def forward(self, training: bool) -> Forward:
         """A replica's objective, scaled as gradients are to be, and its Sums without gradients."""
 
         def forward(trainable: list[Any], values: Values, batch: Batch) -> tuple[Any, Sums]:
-            objective, sums = self._objective(trainable, values.state, batch, training)
+            with self._scope():
+                objective, sums = self._objective(trainable, values.state, batch, training)
             return objective * self._loss_scale(values), sums if training else sums._replace(state=[])
 
         return forward
@@ -42,6 +48,11 @@ class PureStep:
     def leaf(self, training: bool) -> Leaf:
         """A replica's Sums; traced once, however many programs it is part of."""
         return jax.jit(summing(self.forward(training), training), inline=True)
+
+    def outputs(self, values: Values, x: Any) -> Any:
+        """The model's outputs in evaluation for examples (n, ...)."""
+        with self._scope():
+            return self._objective.outputs(values.trainable, values.state, x)
 
     def update(self, values: Values, sums: Sums) -> Values:
         """The variables after a step."""
