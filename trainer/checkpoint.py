@@ -8,6 +8,7 @@
 Data position and randomness follow from the step (input_pipeline/order.py), so nothing else is saved.
 """
 
+import concurrent.futures
 import functools
 import hashlib
 import json
@@ -46,8 +47,7 @@ def write(parent: pathlib.Path, program: Program, values: dict[str, np.ndarray],
     temporary.mkdir(mode=0o700)
     try:
         hdf5.write_weights(temporary / WEIGHTS, program, values)
-        facts = {path: _value_facts(program, path, value) for path, value in values.items()}
-        _commit(temporary, {WEIGHTS: _file_facts(temporary / WEIGHTS)}, facts, state)
+        _commit(temporary, {WEIGHTS: _file_facts(temporary / WEIGHTS)}, _facts(program, values), state)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -153,8 +153,8 @@ def read(path: pathlib.Path, program: Program, manifest: dict[str, Any]) -> None
         program.model.load_weights(path / WEIGHTS)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{path / WEIGHTS} can't be read: {error}") from None
-    for name, value in program.values().items():
-        if (now := _value_facts(program, name, value)) != saved[name]:
+    for name, now in _facts(program, program.values()).items():
+        if now != saved[name]:
             raise Damaged(f"{path}: variable {name} is {now} after loading, {saved[name]} when saved")
 
 
@@ -186,12 +186,17 @@ def _file_facts(path: pathlib.Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": digest}
 
 
-def _value_facts(program: Program, path: str, value: np.ndarray) -> dict[str, Any]:
-    dtype = kind(program.variables[path])
-    if dtype == "int":
-        value = value.astype(np.int64)
-    digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-    return {"shape": list(value.shape), "dtype": dtype, "sha256": digest}
+def _facts(program: Program, values: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Shape, dtype and digest of each value, by path."""
+
+    def of(path: str) -> dict[str, Any]:
+        dtype, value = kind(program.variables[path]), values[path]
+        value = np.ascontiguousarray(value.astype(np.int64) if dtype == "int" else value)
+        digest = hashlib.sha256(value.reshape(-1).view(np.uint8).data).hexdigest()
+        return {"shape": list(values[path].shape), "dtype": dtype, "sha256": digest}
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:  # digests don't hold Python up
+        return dict(zip(values, threads.map(of, values), strict=True))
 
 
 def _fsync(path: pathlib.Path) -> None:
