@@ -95,19 +95,6 @@ def _sides(name: str, spec: str, shape: tuple[int, ...], batch: int, steps: int)
         model.compile(keras.optimizers.Adam(config.learning_rate), loss, metrics=["accuracy"])
         return model
 
-    fed = parts.blocks(pipeline)  # goes on from pass to pass, as in a run
-
-    def ours(most: int) -> float:
-        """With so many steps a call at most."""
-        totals, done = program.objective.no_totals(), 0
-        while done < steps:
-            block = next(fed)
-            for first in range(0, pipeline.block, most):
-                count = min(most, pipeline.block - first)
-                totals = parts.strategy.train(block, first, count, done + first, totals)
-            done += pipeline.block
-        return float(program.objective.results(totals)["loss"])
-
     of_arrays, of_tf_data = fresh(), fresh()
 
     def fit_arrays() -> float:
@@ -121,12 +108,29 @@ def _sides(name: str, spec: str, shape: tuple[int, ...], batch: int, steps: int)
 
     by_hand = {"jax": _loop_in_jax, "tensorflow": _loop_in_tensorflow}[name](fresh(), x, y, batch)
     sides = {
-        "ours": lambda: ours(steps),
-        "ours, a step a call": lambda: ours(1),
+        "ours": _ours(parts, steps),
+        "ours, a step a call": _ours(assemble(config, Peers()), 1),
         "loop by hand": by_hand,
         "fit, arrays": fit_arrays,
     }
     return sides | ({"fit, tf.data": fit_tf_data} if importlib.util.find_spec("tensorflow") else {})
+
+
+def _ours(parts: Any, most: int) -> Callable[[], float]:
+    """All steps, with so many in a call at most; data go on from pass to pass, as in a run."""
+    pipeline, steps = parts.pipeline(parts.dataset.train, shuffled=True), parts.config.steps
+    fed, results = parts.blocks(pipeline), parts.program.objective.results
+
+    def run() -> float:
+        totals = parts.program.objective.no_totals()
+        for start in range(0, steps, pipeline.block):
+            block = next(fed)
+            for first in range(0, pipeline.block, most):
+                count = min(most, pipeline.block - first)
+                totals = parts.strategy.train(block, first, count, start + first, totals)
+        return float(results(totals)["loss"])
+
+    return run
 
 
 def _loop_in_jax(model: Any, x: Any, y: Any, batch: int) -> Callable[[], float]:
