@@ -20,7 +20,6 @@ from trainer.strategies.jax_step import Leaf, Tally, Update
 from trainer.sums import Sums, Totals, Values
 
 REPLICATED = PartitionSpec()
-_BY_REPLICA = PartitionSpec(None, "data")  # (K, V, ...)
 _LARGE = 2**16  # elements; to copy fewer takes less time than a message's latency
 
 
