@@ -148,7 +148,7 @@ def _fed(folder: pathlib.Path) -> page.Row:
     data = f"arrays(data_dir={str(folder)!r})"
     config = Config(backend="jax", dataset=data, cache=str(folder / "fed"), global_batch=BATCH, steps=256)
     parts = assemble(config, Peers())
-    # Labels are the same, images others: the losses differ.
+    # Of one block the model learns another loss than of all.
     measured = in_turn({"fed": training(parts), "kept": training(parts, fed_once=True)}, tolerance=float("inf"))
     found = ratio(measured["kept"], measured["fed"])
     own, theirs = (f"{1e3 * measured[side].median / config.steps:.3g} ms a step" for side in ("fed", "kept"))

@@ -9,13 +9,16 @@ if TYPE_CHECKING:
     from trainer.assembly import Assembly
 
 
-def training(parts: "Assembly", exact: bool = False, fed_once: bool = False) -> Callable[[], float]:
+def training(
+    parts: "Assembly", exact: bool = False, fed_once: bool = False, most: int | None = None
+) -> Callable[[], float]:
     """As many steps as the run has, with sums in the tree's order or by the backend's all-reduce.
 
     Args:
       parts: the sides made of them train the same variables.
       exact: which of the two, whatever the flags say.
       fed_once: whether it trains on the first block again and again, with nothing to read.
+      most: steps in a call; None: those of a block.
 
     Returns:
       what does a round and returns its loss; the data go on from pass to pass, as in a run.
@@ -31,9 +34,10 @@ def training(parts: "Assembly", exact: bool = False, fed_once: bool = False) -> 
     def once() -> float:
         totals, done = parts.program.objective.no_totals(), 0
         while done < steps:
-            count = min(pipeline.block, steps - done)
-            totals = strategy.train(next(fed), 0, count, done, totals)
-            done += count
+            block, end = next(fed), min(pipeline.block, steps - done)
+            for first in range(0, end, most or end):
+                totals = strategy.train(block, first, min(most or end, end - first), done + first, totals)
+            done += end
         return float(parts.program.objective.results(totals)["loss"])
 
     return once

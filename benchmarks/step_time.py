@@ -14,6 +14,7 @@ import numpy as np
 
 from benchmarks import page
 from benchmarks.paired import in_turn, ratio
+from benchmarks.rounds import training
 from trainer import backend
 from trainer.config import Config
 
@@ -107,29 +108,12 @@ def _sides(name: str, spec: str, shape: tuple[int, ...], batch: int, steps: int)
 
     by_hand = {"jax": _loop_in_jax, "tensorflow": _loop_in_tensorflow}[name](fresh(), x, y, batch)
     sides = {
-        "ours": _ours(parts, steps),
-        "ours, a step a call": _ours(assemble(config, Peers()), 1),
+        "ours": training(parts),
+        "ours, a step a call": training(assemble(config, Peers()), most=1),
         "loop by hand": by_hand,
         "fit, arrays": fit_arrays,
     }
     return sides | ({"fit, tf.data": fit_tf_data} if importlib.util.find_spec("tensorflow") else {})
-
-
-def _ours(parts: Any, most: int) -> Callable[[], float]:
-    """All steps, with so many in a call at most; data go on from pass to pass, as in a run."""
-    pipeline, steps = parts.pipeline(parts.dataset.train, shuffled=True), parts.config.steps
-    fed, results = parts.blocks(pipeline), parts.program.objective.results
-
-    def run() -> float:
-        totals = parts.program.objective.no_totals()
-        for start in range(0, steps, pipeline.block):
-            block = next(fed)
-            for first in range(0, pipeline.block, most):
-                count = min(most, pipeline.block - first)
-                totals = parts.strategy.train(block, first, count, start + first, totals)
-        return float(results(totals)["loss"])
-
-    return run
 
 
 def _loop_in_jax(model: Any, x: Any, y: Any, batch: int) -> Callable[[], float]:
