@@ -53,6 +53,7 @@ bench: install  ## each question of docs/performance.md, beside the rivals, unde
 	$(RUN) -m benchmarks.memory
 	$(RUN) -m benchmarks.allreduce
 	$(RUN) -m benchmarks.start
+	$(RUN) -m benchmarks.save
 
 bench-long: bench  ## what takes longer: saves beside bare copies, the cost of --exact, 200 kills
 	$(RUN) -m benchmarks.exact_cost tensorflow

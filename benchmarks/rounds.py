@@ -1,9 +1,15 @@
 """A round of training steps, as a side of a comparison."""
 
+import contextlib
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.config import Config
+from trainer.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from trainer.assembly import Assembly
@@ -36,8 +42,42 @@ def training(
         while done < steps:
             block, end = next(fed), min(pipeline.block, steps - done)
             for first in range(0, end, most or end):
-                totals = strategy.train(block, first, min(most or end, end - first), done + first, totals)
+                before = totals
+                totals = strategy.train(block, first, min(most or end, end - first), done + first, before)
+                np.asarray(before.objective)  # as in a run, the host runs ahead by no more than one call
             done += end
         return float(parts.program.objective.results(totals)["loss"])
 
     return once
+
+
+@contextlib.contextmanager
+def run(config: Config, steps: int) -> "Iterator[tuple[Assembly, Callable[[], float]]]":
+    """A run, and what does so many of its steps more, and all that it does between them, as `trainer.train.run`."""
+    from trainer.assembly import assemble
+    from trainer.ledger import Ledger
+    from trainer.peers import Peers
+    from trainer.training import Training
+
+    peers = Peers()
+    ledger = Ledger(peers.doing)
+    with RunDirectory(config, True) as directory, open(directory.path / "log", "w") as log:
+        with contextlib.redirect_stdout(log):
+            parts = assemble(config, peers)
+            training = Training(parts, directory, ledger)
+        length = training.pipeline.block
+        blocks = parts.blocks(training.pipeline, 0)
+        block = None
+
+        def once() -> float:
+            nonlocal block
+            for _ in range(steps // length):
+                first = training.step
+                with ledger("data"):
+                    block = next(blocks)
+                for end in training.clock.chunks(first, first + length):
+                    training.advance(block, training.step - first, end)
+                    training.do_what_is_due()
+            return float(training.step)
+
+        yield parts, once

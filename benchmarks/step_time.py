@@ -5,8 +5,10 @@ python -m benchmarks.step_time tensorflow|jax
 On JAX it needs no TensorFlow: on a machine without, one rival is left out.
 """
 
+import dataclasses
 import importlib.util
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 
 from benchmarks import page
 from benchmarks.paired import in_turn, ratio
-from benchmarks.rounds import training
+from benchmarks.rounds import run, training
 from trainer import backend
 from trainer.config import Config
 
@@ -55,6 +57,7 @@ def main(name: str) -> None:
             target = targets[0] if rival == "loop by hand" else targets[1] if rival == "fit, tf.data" else None
             found = ratio(ours, theirs)
             rows.append(page.compared(case, rival, ours, theirs, found, per, f"{unit} a step", target))
+    rows += [_watched(name, batch, steps) for batch, steps in ((64, 1024), (512, 256))]
     page.record(
         f"step-{name}",
         f"What does a step cost beside Keras's own? ({name})",
@@ -114,6 +117,36 @@ def _sides(name: str, spec: str, shape: tuple[int, ...], batch: int, steps: int)
         "fit, arrays": fit_arrays,
     }
     return sides | ({"fit, tf.data": fit_tf_data} if importlib.util.find_spec("tensorflow") else {})
+
+
+def _watched(name: str, batch: int, steps: int) -> page.Row:
+    """A run beside its steps alone: the log, TensorBoard, signals and the pace, the account of time."""
+    from trainer.assembly import assemble
+    from trainer.peers import Peers
+
+    with tempfile.TemporaryDirectory() as scratch:
+        config = Config(
+            backend=name,
+            model="benchmarks.step_time:by_xla",
+            dataset=f"synthetic(examples={steps * batch}, shape=(784,))",
+            cache="memory",
+            global_batch=batch,
+            evaluate_every="never",
+            save_every="never",
+            run_dir=f"{scratch}/run",
+        )
+        alone = assemble(dataclasses.replace(config, steps=steps), Peers())
+        with run(dataclasses.replace(config, steps=10**7), steps) as (watched, more):
+            # Each tells another thing, and is asked for its variables in the end.
+            sides = {"run": more, "alone": training(alone)}
+            measured = in_turn(sides, tolerance=float("inf"))
+            if watched.program.weights_sha256() != alone.program.weights_sha256():
+                raise SystemExit("the run has trained other variables than its steps alone")
+    found = ratio(measured["run"], measured["alone"])
+    case = f"mlp, batch {batch}, all that a run does, a line of the log each 100 steps"
+    return page.compared(
+        case, "its steps alone", measured["run"], measured["alone"], found, steps * 1e-3, "ms a step", 1.02
+    )
 
 
 def _loop_in_jax(model: Any, x: Any, y: Any, batch: int) -> Callable[[], float]:

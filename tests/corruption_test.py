@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.running import summary, trainer
-from trainer import checkpoint, shards
+from trainer import checkpoint, digests, shards
 
 KINDS = ("flip", "zero", "truncate", "extend")
 
@@ -119,7 +119,7 @@ def test_a_hostile_file_is_set_aside(what, run, tmp_path):
         HOSTILE_FILES[what](file)
     manifest = json.loads((path / checkpoint.MANIFEST).read_text())
     del manifest["sha256"]
-    manifest["files"] = {checkpoint.WEIGHTS: checkpoint._file_facts(path / checkpoint.WEIGHTS)}
+    manifest["files"] = {checkpoint.WEIGHTS: digests.of_file(path / checkpoint.WEIGHTS)}
     (path / checkpoint.MANIFEST).write_text(json.dumps(manifest | {"sha256": checkpoint._digest(manifest)}))
     checkpoint.verify(path)  # so far, all is well
     (copy / "summary.json").unlink()
@@ -137,8 +137,26 @@ def sharded(tmp_path):
         shards.write(tmp_path, process, {"v": "float32"}, {"v": [piece]})
     files, pieces = shards.collect(tmp_path, 2, 1.0)
     for name, facts in files.items():
-        assert facts["sha256"] == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+        one_block = hashlib.sha256((tmp_path / name).read_bytes()).digest()
+        assert facts["sha256_of_blocks"] == hashlib.sha256(one_block).hexdigest()
     return {"shape": [6, 4], "dtype": "float32", "pieces": pieces["v"]}, values
+
+
+def test_each_block_of_a_large_file_counts(tmp_path):
+    data = bytearray(os.urandom(2**24 + 2**21 + 5))
+    path = tmp_path / "large"
+
+    def found() -> dict:
+        path.write_bytes(data)
+        return digests.of_file(path)
+
+    blocks = [hashlib.sha256(data[begin:][: 2**24]).digest() for begin in (0, 2**24)]
+    assert found() == {"bytes": len(data), "sha256_of_blocks": hashlib.sha256(b"".join(blocks)).hexdigest()}
+    seen = [found()]
+    for position in (0, 2**20, 2**24 - 1, 2**24, len(data) - 1):
+        data[position] ^= 1
+        assert found() not in seen
+        seen.append(found())
 
 
 def test_regions_of_shards(sharded, tmp_path):

@@ -35,6 +35,7 @@ FLOORS = {
     "trainer.sums": 2,
     "trainer.step": 2,
     "trainer.guard": 2,
+    "trainer.digests": 2,
     "trainer.shards": 2,
     "trainer.optimizers": 2,
     "trainer.losses": 2,

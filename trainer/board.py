@@ -14,7 +14,7 @@ from tensorboard.compat.proto import event_pb2, graph_pb2, summary_pb2
 from tensorboard.plugins.histogram import metadata as histograms
 from tensorboard.plugins.hparams import summary_v2 as hparams
 from tensorboard.plugins.image import metadata as images
-from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+from tensorboard.plugins.scalar import metadata as scalars
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
@@ -41,9 +41,14 @@ class Board:
         self._add(file_version="brain.Event:2")
         self._add(step=step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
 
-    def scalar(self, step: int, tag: str, value: float) -> None:
-        """A point of a curve."""
-        self._summary(step, scalar_pb(tag, value))
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """A point of each of some curves, by tag."""
+        metadata = scalars.create_summary_metadata("", "")
+        points = [
+            summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=make_tensor_proto(np.float32(value)))
+            for tag, value in values.items()
+        ]
+        self._add(step=step, summary=summary_pb2.Summary(value=points))
 
     def text(self, step: int, tag: str, text: str) -> None:
         """A text in Markdown."""

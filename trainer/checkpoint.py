@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer import hdf5, shards
+from trainer import digests, hdf5, shards
 from trainer.program import Program, kind
 from trainer.run_directory import replace
 from trainer.shards import Piece
@@ -45,9 +45,15 @@ def write(parent: pathlib.Path, program: Program, values: dict[str, np.ndarray],
     """
     temporary = parent / f".{state['step']:08d}.{secrets.token_hex(4)}"
     temporary.mkdir(mode=0o700)
+    file = temporary / WEIGHTS
     try:
-        hdf5.write_weights(temporary / WEIGHTS, program, values)
-        _commit(temporary, {WEIGHTS: _file_facts(temporary / WEIGHTS)}, _facts(program, values), state)
+        with concurrent.futures.ThreadPoolExecutor() as threads:  # the disk is waited for once, and digests made beside
+            facts = threads.submit(_facts, program, values)
+            hdf5.write_weights(file, program, values)
+            on_disk = threads.submit(_fsync, file)
+            files = {WEIGHTS: digests.of_file(file)}
+            on_disk.result()
+        _commit(temporary, files, facts.result(), state)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -121,7 +127,7 @@ def verify(path: pathlib.Path) -> dict[str, Any]:
         file = path / name
         if file.parent != path or file.is_symlink() or not file.is_file():
             raise Damaged(f"{file} is missing, or not in the checkpoint")
-        if (now := _file_facts(file)) != facts:
+        if (now := digests.of_file(file)) != facts:
             raise Damaged(f"{file} is not what was written: {now} now, {facts} then")
     return dict(manifest)
 
@@ -180,22 +186,15 @@ def _digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _file_facts(path: pathlib.Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
-
-
 def _facts(program: Program, values: dict[str, np.ndarray]) -> dict[str, Any]:
     """Shape, dtype and digest of each value, by path."""
 
     def of(path: str) -> dict[str, Any]:
         dtype, value = kind(program.variables[path]), values[path]
-        value = np.ascontiguousarray(value.astype(np.int64) if dtype == "int" else value)
-        digest = hashlib.sha256(value.reshape(-1).view(np.uint8).data).hexdigest()
-        return {"shape": list(values[path].shape), "dtype": dtype, "sha256": digest}
+        digest = digests.of_array(value.astype(np.int64) if dtype == "int" else value)
+        return {"shape": list(value.shape), "dtype": dtype, "sha256": digest}
 
-    with concurrent.futures.ThreadPoolExecutor() as threads:  # digests don't hold Python up
+    with concurrent.futures.ThreadPoolExecutor() as threads:
         return dict(zip(values, threads.map(of, values), strict=True))
 
 

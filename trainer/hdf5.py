@@ -15,7 +15,7 @@ from trainer.program import Program
 
 
 def write_weights(path: pathlib.Path, program: Program, values: dict[str, np.ndarray]) -> None:
-    """Writes what keras.Model.save_weights does, of these values, wherever the variables lie, and syncs it.
+    """Writes what keras.Model.save_weights does, of these values, wherever the variables lie.
 
     Raises:
       OSError: the storage is full, or fails.
@@ -107,8 +107,6 @@ class _File(io.BytesIO):
         pass  # nothing is buffered here
 
     def __exit__(self, *exception: Any) -> None:
-        if exception[0] is None and not self._error:
-            os.fsync(self._file.fileno())
         self._file.close()
         if self._error:
             raise self._error

@@ -10,8 +10,8 @@ from trainer import host_memory
 from trainer.assembly import Assembly
 from trainer.printout import scarce
 
-_EVERY = 10.0  # seconds between two looks
-_LOOKS = 3  # whose median counts
+_MEMORY_EVERY, _PACE_EVERY = 1.0, 10.0  # seconds between two looks
+_LOOKS = 3  # at the pace, whose median counts
 # Seconds of work in a look: a period of Linux's CPU quotas, so that what a process saved up does not hide one.
 _WORK = 0.1
 _SLOW = 2.0  # times as long as the others
@@ -28,23 +28,28 @@ class Health:
     def __init__(self, parts: Assembly) -> None:
         self._parts = parts
         self._memory_told = False
-        self._looked = 0.0
+        self._looked_at_memory = self._looked_at_pace = 0.0
         self._matrix = np.random.default_rng(0).normal(size=(_SIDE, _SIDE))
         self._paces: list[list[float]] = []  # seconds of a piece of work, of each process
         self.straggler = ""  # which process is slow, in words
 
     def look(self) -> None:
         """All processes call it at the same steps; it says what is new."""
+        now, peers = time.monotonic(), self._parts.peers
+        if now - self._looked_at_memory > _MEMORY_EVERY:
+            self._looked_at_memory = now
+            self._look_at_memory()
+        if peers.cluster.size == 1 or not peers.gather(now - self._looked_at_pace > _PACE_EVERY)[0]:
+            return
+        self._looked_at_pace = now
+        self._paces = [*self._paces, peers.gather(self._pace())][-_LOOKS:]
+        self._compare()
+
+    def _look_at_memory(self) -> None:
         memory = host_memory.read()
         if memory and memory.is_scarce and not self._memory_told:
             self._memory_told = True
             print(scarce(memory, self._parts), file=sys.stderr, flush=True)
-        peers = self._parts.peers
-        if peers.cluster.size == 1 or not peers.gather(time.monotonic() - self._looked > _EVERY)[0]:
-            return
-        self._looked = time.monotonic()
-        self._paces = [*self._paces, peers.gather(self._pace())][-_LOOKS:]
-        self._compare()
 
     def _pace(self) -> float:
         """Seconds that a small piece of work takes: each does its own, before any waits for another."""

@@ -101,7 +101,7 @@ class Reporting:
 
     def weights(self, step: int, layer: str, values: npt.NDArray[np.floating]) -> None:
         """Shows the norm of a variable in TensorBoard, and how its values are spread."""
-        self._board.scalar(step, f"weight_norm/{layer}", float(np.linalg.norm(values.astype(np.float64))))
+        self._board.scalars(step, {f"weight_norm/{layer}": float(np.linalg.norm(values.astype(np.float64)))})
         self._board.histogram(step, f"weights/{layer}", values.ravel()[:: max(1, values.size // 100_000)])
 
     def compare(self, flops: float, peak: float) -> None:
@@ -136,19 +136,20 @@ class Reporting:
             speed["mfu"] = speed["flops_per_second"] / self._peak
         self._since = {"step": step, "time": now, **booked}
         self.note(step, {**metrics, **facts, **speed})
-        for name, value in metrics.items():
-            side = "validation" if name.startswith("val_") else "train"
-            self._board.scalar(step, f"{name.removeprefix('val_')}/{side}", value)
-        self._board.scalar(step, "learning_rate", facts["learning_rate"])
-        if "save_stall" in facts:
-            self._board.scalar(step, "performance/save_stall", facts["save_stall"])
+        sides = {name: "validation" if name.startswith("val_") else "train" for name in metrics}
         norms = facts["gradient_norms"]
-        for layer, norm in norms.items():
-            self._board.scalar(step, f"gradient_norm/{layer}", norm)
-        self._board.scalar(step, "gradient_norm", math.sqrt(sum(norm**2 for norm in norms.values())))
-        self._board.scalar(step, "performance/step_seconds", seconds / max(1, steps))
-        for name, value in speed.items():
-            self._board.scalar(step, f"performance/{name}", value)
+        self._board.scalars(
+            step,
+            {f"{name.removeprefix('val_')}/{side}": metrics[name] for name, side in sides.items()}
+            | {f"gradient_norm/{layer}": norm for layer, norm in norms.items()}
+            | {f"performance/{name}": value for name, value in speed.items()}
+            | {f"performance/{name}": facts[name] for name in ("save_stall",) if name in facts}
+            | {
+                "learning_rate": facts["learning_rate"],
+                "gradient_norm": math.sqrt(sum(norm**2 for norm in norms.values())),
+                "performance/step_seconds": seconds / max(1, steps),
+            },
+        )
         self.last = metrics
         self._progress(step, metrics, speed)
 
@@ -169,7 +170,7 @@ class Reporting:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Closes the files; `summary` has become summary.json."""
-        self._board.scalar(summary["step"], "performance/goodput", summary["goodput"])
+        self._board.scalars(summary["step"], {"performance/goodput": summary["goodput"]})
         self.close()
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ A piece is a box of a variable; each element is in one piece of one process. Any
 strategy reads the regions that it needs, from whichever pieces hold them.
 """
 
-import hashlib
+import concurrent.futures
 import json
 import math
 import os
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from trainer import digests
 from trainer.run_directory import replace
 
 _DTYPES = {"int": "<i8", "bfloat16": ml_dtypes.bfloat16}  # by kind, where numpy's name is another
@@ -47,22 +48,21 @@ def write(directory: pathlib.Path, process: int, kinds: Mapping[str, str], piece
       pieces: this process's, by path of the variable.
     """
     name = f"shards-{process:05d}.bin"
-    listed: dict[str, list[dict[str, Any]]] = {}
-    whole = hashlib.sha256()
-    with open(directory / name, "wb") as file:
+    listed: dict[str, list[dict[str, Any]]] = {}  # digests that are still being made among them
+    with open(directory / name, "wb") as file, concurrent.futures.ThreadPoolExecutor() as threads:
         for path, of_variable in pieces.items():
             listed[path] = []
             for piece in of_variable:
-                data = np.ascontiguousarray(piece.values, dtype(kinds[path])).tobytes()
+                data = np.ascontiguousarray(piece.values, dtype(kinds[path]))
                 facts = {"file": name, "offset": file.tell(), "start": piece.start, "shape": piece.values.shape}
-                listed[path].append(facts | {"sha256": hashlib.sha256(data).hexdigest()})
-                whole.update(data)
-                file.write(data)
-        size = file.tell()
+                listed[path].append(facts | {"sha256": threads.submit(digests.of_array, data)})
+                file.write(data.reshape(-1).view(np.uint8).data)
         file.flush()
-        os.fsync(file.fileno())
-    facts = {"file": {name: {"bytes": size, "sha256": whole.hexdigest()}}, "pieces": listed}
-    replace(directory / _list_name(process), json.dumps(facts))
+        on_disk = threads.submit(os.fsync, file.fileno())
+        files = {name: digests.of_file(directory / name)}
+        on_disk.result()
+    text = json.dumps({"file": files, "pieces": listed}, default=lambda digest: digest.result())
+    replace(directory / _list_name(process), text)
 
 
 def collect(directory: pathlib.Path, processes: int, patience: float) -> tuple[dict[str, Any], dict[str, list[Any]]]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from input_pipeline.pipeline import Batch
@@ -169,11 +170,11 @@ class Objective:
         )
 
     def no_totals(self) -> Totals:
-        """Totals of no steps."""
-        zero, none = ops.zeros((), "float32"), ops.zeros((), "int32")
-        metrics = [ops.zeros(value.shape, "float32") for value in self._metrics_start]
-        gradients = ops.zeros((len(self.model.trainable_variables),), "float32")
-        return Totals(zero, zero, metrics, gradients, none, none, ops.convert_to_tensor(NEVER, "int32"))
+        """Totals of no steps, on the host: each line of the log begins with them."""
+        zero, none = np.zeros((), np.float32), np.zeros((), np.int32)
+        metrics = [np.zeros(value.shape, np.float32) for value in self._metrics_start]
+        gradients = np.zeros(len(self.model.trainable_variables), np.float32)
+        return Totals(zero, zero, metrics, gradients, none, none, np.array(NEVER, np.int32))
 
     def outcome(self, sums: Sums) -> Outcome:
         """What complete sums come to."""
