@@ -29,7 +29,7 @@ _SCORES = (
     ("scaling-jax", "4 devices on the same cores", "Keras DataParallel"),
     ("scaling-jax", "4 devices on the same cores, --layout=zero1", "Keras DataParallel"),
     ("memory", "--layout=fsdp, the model's variables held by a device", "matrices: 1/8 of them"),
-    ("data", "time that training does not wait for it, mlp on jax", "a block kept on the device"),
+    ("data", "time that training does not wait for it, mlp on jax", "the same blocks kept on the device"),
     ("start", "second start, mlp on jax", "import keras"),
     ("start", "killed, one of its 2 processes, mlp on jax: the next first step", "SIGKILL"),
 )

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def training(
-    parts: "Assembly", exact: bool = False, fed_once: bool = False, most: int | None = None
+    parts: "Assembly", exact: bool = False, kept: bool = False, most: int | None = None
 ) -> Callable[[], float]:
     """As many steps as the run has, with sums in the tree's order or by the backend's all-reduce.
 
     Args:
       parts: the sides made of them train the same variables.
       exact: which of the two, whatever the flags say.
-      fed_once: whether it trains on the first block again and again, with nothing to read.
+      kept: whether it trains on the first round's blocks again and again, which stay on the devices.
       most: steps in a call; None: those of a block.
 
     Returns:
@@ -34,8 +34,8 @@ def training(
     setattr(strategy, "_in_tree_order" if hasattr(strategy, "_in_tree_order") else "_exact", exact)
     pipeline, steps = parts.pipeline(parts.dataset.train, shuffled=True), parts.config.steps
     fed = strategy.feed(pipeline)
-    if fed_once:
-        fed = itertools.repeat(next(fed))
+    if kept:
+        fed = itertools.cycle(list(itertools.islice(fed, steps // pipeline.block)))
 
     def once() -> float:
         totals, done = parts.program.objective.no_totals(), 0

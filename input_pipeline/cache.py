@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from input_pipeline.memory import gather
 from input_pipeline.source import Arrays, Source, example_spec, fingerprint, flatten, is_streamed, read
 
 _BATCH = 1024
@@ -48,7 +49,7 @@ class _Cached:
         return self._length
 
     def read(self, ids: Any) -> Any:
-        leaves = iter([np.take(array, ids, axis=0) for array in self._arrays])
+        leaves = iter([gather(array, ids) for array in self._arrays])
         return _pack(self._structure, leaves)
 
 

@@ -15,9 +15,12 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 def _mix(z: Words) -> Words:
     """The finalizer of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    z = z ^ (z >> np.uint64(30))
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return z
 
 
 def fold(*words: npt.ArrayLike) -> Words:
@@ -51,13 +54,12 @@ def permute(index: npt.ArrayLike, n: int, key: Words) -> npt.NDArray[np.int64]:
     Returns:
       int64, the shape of index.
     """
-    x = np.array(index, np.uint64, ndmin=1)
-    key = np.broadcast_to(key, x.shape)
+    x = np.asarray(index).astype(np.uint64).ravel()
+    keys = np.broadcast_to(key, np.shape(index)).ravel() if np.ndim(key) else key
     bits = max(int(n - 1).bit_length(), 2)
-    walking = np.ones(x.shape, bool)
-    while walking.any():
-        x[walking] = _feistel(x[walking], bits, key[walking])
-        walking = x >= np.uint64(n)
+    x = _feistel(x, bits, keys)
+    while (walking := np.flatnonzero(x >= np.uint64(n))).size:
+        x[walking] = _feistel(x[walking], bits, keys[walking] if np.ndim(keys) else keys)
     return x.astype(np.int64).reshape(np.shape(index))
 
 
@@ -89,8 +91,10 @@ def order(seed: int, positions: npt.ArrayLike, n: int) -> npt.NDArray[np.int64]:
       int64 ids in [0, n), the shape of positions.
     """
     positions = np.asarray(positions, np.int64)
-    passes = positions // n
-    return permute(positions % n, n, fold(0, seed, passes))
+    passes, index = np.divmod(positions, n)
+    if passes.size and passes.min() == passes.max():  # as a rule: one key for all
+        passes = passes.flat[0]
+    return permute(index, n, fold(0, seed, passes))
 
 
 def keys(seed: int, steps: npt.ArrayLike, replicas: npt.ArrayLike) -> npt.NDArray[np.uint32]:

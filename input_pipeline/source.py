@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from input_pipeline import order
+from input_pipeline.memory import gather
 
 Example = Any  # a nested structure of arrays, as Keras takes it: (x, y) or (x, y, weight)
 
@@ -51,7 +52,7 @@ class Arrays:
         return len(self.arrays[0])
 
     def read(self, ids: npt.NDArray[np.int64]) -> Example:
-        return tuple(np.take(array, ids, axis=0) for array in self.arrays)
+        return tuple(gather(array, ids) for array in self.arrays)
 
 
 class Subset:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from input_pipeline import order
+from input_pipeline import memory, order
 from input_pipeline.pipeline import Pipeline
 from input_pipeline.source import Arrays
 from trainer.clock import Clock, Interval
@@ -103,3 +103,32 @@ def test_squares_added_up_in_stages(size):
 
     array = np.random.default_rng(0).normal(size=size).astype(np.float32)
     assert float(in_stages(array)) == pytest.approx(np.square(array, dtype=np.float64).sum(), rel=1e-6)
+
+
+def test_memory_is_used_again_when_nobody_refers_to_it():
+    array = np.arange(2**20, dtype=np.int32).reshape(-1, 16)
+    rng = np.random.default_rng(0)
+
+    def gathered() -> tuple[np.ndarray, np.ndarray]:
+        ids = rng.integers(0, len(array), 2**15)
+        return ids, memory.gather(array, ids)
+
+    first_ids, first = gathered()
+    view = first.reshape(2, -1, 16)[1]  # as batches are cut from it
+    address = first.ctypes.data
+    del first
+    others = [gathered() for _ in range(12)]  # more than are kept
+    assert (view == array[first_ids[len(first_ids) // 2 :]]).all()
+    for ids, found in others:
+        assert (found == array[ids]).all()
+        assert found.ctypes.data % 64 == 0
+        assert found.ctypes.data != address
+    addresses = {found.ctypes.data for _, found in others}
+    del others, found, view
+    assert gathered()[1].ctypes.data in addresses | {address}
+
+
+@pytest.mark.parametrize("ids", [[0, -1], [0, 2**16]])
+def test_examples_that_are_not_there(ids):
+    with pytest.raises(IndexError, match="65536 examples"):
+        memory.gather(np.zeros((2**16, 64), np.uint8), np.array(ids))

@@ -99,13 +99,14 @@ class DeviceMesh(Strategy):
     def feed(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
         sharding = NamedSharding(self.mesh, _BY_REPLICA)
 
-        def put(mine: np.ndarray) -> jax.Array:
-            if self.cluster.size == 1:
-                return jax.device_put(mine, sharding)
+        def of_all(mine: np.ndarray) -> jax.Array:
             shape = (mine.shape[0], self._program.replicas, *mine.shape[2:])
             return jax.make_array_from_process_local_data(sharding, mine, shape)
 
-        on_device = (jax.tree.map(put, block) for block in pipeline.blocks(first_block))
+        def put(block: Block) -> Block:
+            return jax.device_put(block, sharding) if self.cluster.size == 1 else jax.tree.map(of_all, block)
+
+        on_device = map(put, pipeline.blocks(first_block))
         ahead: collections.deque[Block] = collections.deque()
         for block in on_device:  # one block's transfer overlaps the steps of the block before
             ahead.append(block)
