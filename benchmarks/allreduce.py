@@ -1,13 +1,19 @@
 """Does the model of the all-reduce in trainer/scaling.py say what is measured? Fitted on some sizes, tried on others.
 
+And what does a sum in the tree's order cost between processes, beside the backend's own?
+
 python -m benchmarks.allreduce
 """
 
+import json
 import math
+import socket
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,7 +23,7 @@ K = TypeVar("K")
 _SIZES = (2**12, 2**14, 2**16, 2**18, 2**20, 2**21, 2**22)  # floats
 _FITTED = (2**12, 2**16, 2**20, 2**22)
 _DEVICES = (2, 4, 8)
-_ROUNDS = 100
+_ROUNDS, _ROUNDS_OF_PROCESSES = 100, 30
 
 
 def main() -> None:
@@ -55,13 +61,69 @@ def main() -> None:
                     page.busy(),
                 )
             )
+    rows += _between_processes()
     page.record(
         "allreduce",
         "Does the model of the all-reduce say what is measured?",
         f"psum of float32 on virtual CPU devices, median of {_ROUNDS} rounds over all cases; "
-        "latency and bandwidth fitted to the sizes not held out",
+        "latency and bandwidth fitted to the sizes not held out; sums over processes are of the same arrays, in turn",
         rows,
     )
+
+
+def _between_processes() -> list[page.Row]:
+    """The sum in the tree's order of two processes on this machine, beside JAX's all-reduce (gloo)."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    command = [sys.executable, "-m", "benchmarks.allreduce", address]
+    second = subprocess.Popen([*command, "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first = subprocess.run([*command, "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    if first.returncode or second.wait():
+        raise SystemExit("the two processes have not ended well")
+    rows = []
+    for size, ours, theirs in json.loads(first.stdout.splitlines()[-1]):
+        case, words = f"2 processes, {4 * size / 1e6:.3g} MB, in the tree's order", f"{1e6 * theirs:.0f} µs"
+        value = ours / theirs
+        row = page.Row(case, "psum (gloo)", f"{1e6 * ours:.0f} µs", words, f"{value:.2f}", value, 1.25)
+        rows.append(row._replace(noisy=page.busy()))
+    return rows
+
+
+def _as_process(address: str, process: int) -> None:
+    """Measures both sums as one of two processes; the first prints (floats, seconds of ours, of JAX's)."""
+    from trainer import backend
+
+    backend.prepare("jax")
+    import jax
+
+    jax.distributed.initialize(address, 2, process)
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from trainer.strategies.exact import ExactLoop
+
+    mesh, cut = jax.make_mesh((2,), ("data",)), PartitionSpec("data")
+    nothing: Any = None  # a loop that only adds
+    in_order = ExactLoop(mesh, 2, nothing, nothing, nothing)
+    psum = jax.jit(
+        jax.shard_map(
+            lambda a: jax.lax.psum(a, "data")[0], mesh=mesh, in_specs=cut, out_specs=PartitionSpec(), check_vma=False
+        )
+    )
+    cases = {}
+    for size in _SIZES:
+        mine = jax.device_put(np.full(size, process + 1, np.float32), jax.local_devices()[0])
+        row = jax.make_array_from_process_local_data(NamedSharding(mesh, cut), np.asarray(mine)[None], (2, size))
+        sides = {
+            "ours": lambda mine=mine: jax.block_until_ready(in_order._exchange([[mine]])[0]),
+            "theirs": lambda row=row: jax.block_until_ready(psum(row)),
+        }
+        for side in sides.values():
+            if (np.asarray(side().addressable_data(0)) != 3).any():
+                raise SystemExit("a sum is wrong")
+        cases |= {(size, name): side for name, side in sides.items()}
+    found = _seconds(cases, _ROUNDS_OF_PROCESSES)
+    print(json.dumps([(size, found[size, "ours"], found[size, "theirs"]) for size in _SIZES]))
 
 
 def _all_reduce(devices: int, size: int) -> Callable[[], object]:
@@ -78,10 +140,10 @@ def _all_reduce(devices: int, size: int) -> Callable[[], object]:
     return lambda: jax.block_until_ready(add(array))
 
 
-def _seconds(cases: dict[K, Callable[[], object]]) -> dict[K, float]:
+def _seconds(cases: dict[K, Callable[[], object]], rounds: int = _ROUNDS) -> dict[K, float]:
     """Median seconds of each case; all take turns, so that a slow minute of the machine falls on each alike."""
     times: dict[K, list[float]] = {case: [] for case in cases}
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         for case, once in cases.items():
             once()  # the case before has left other data in the caches
             begin = time.perf_counter()
@@ -91,4 +153,7 @@ def _seconds(cases: dict[K, Callable[[], object]]) -> dict[K, float]:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:]:
+        _as_process(sys.argv[1], int(sys.argv[2]))
+    else:
+        main()

@@ -15,7 +15,7 @@ from benchmarks import page
 from benchmarks.paired import in_turn, ratio
 from benchmarks.rounds import training
 
-STEPS, BATCH = 32, 512
+STEPS, BATCH, EACH = 32, 512, 128
 _DEVICES = {"jax": (1, 2, 4, 8), "tensorflow": (1, 2, 4)}
 _WAYS = {"ours": "", "zero1": ", --layout=zero1", "exact": ", exact (the tree's order)"}
 _TARGETS = {"jax": {2: 1.10, 4: 1.35, 8: 2.0}, "tensorflow": {2: 1.40}}
@@ -50,17 +50,25 @@ def main(backend: str) -> None:
             target = _TARGETS[backend].get(n) if name != "exact" else None
             noisy = growth.noisy or rival_noisy or others
             rows.append(page.Row(case, rival, own, theirs, text, growth.paired, target, True, noisy))
+        growth = ratio(found[n, "weak"], found[1, "weak"])
+        own, one = (f"{1e3 * found[devices, 'weak'].least / STEPS:.3g} ms a step" for devices in (n, 1))
+        text, value = f"{growth.paired / n:.2f} ({growth.least / n:.2f})", growth.paired / n
+        case = f"{n} devices on the same cores, {EACH} examples each"
+        rows.append(page.Row(case, f"{n} x one device", own, one, text, value, noisy=growth.noisy or others))
     page.record(
         f"scaling-{backend}",
         f"What do more devices cost on the same cores? ({backend})",
         f"mlp(units=512), global batch {BATCH}, a logical replica a device; a step of the fastest of 7 rounds; "
-        "ratio: to Onecurve's one device in the same round",
+        f"ratio: to Onecurve's one device in the same round, where each has {EACH} examples, to as many of its steps",
         rows,
     )
 
 
 def _names(backend: str, devices: int) -> list[str]:
-    ways = [name for name in _WAYS if name == "ours" or (devices > 1 and (name == "exact" or backend == "jax"))]
+    ways = [
+        "weak",
+        *(name for name in _WAYS if name == "ours" or (devices > 1 and (name == "exact" or backend == "jax"))),
+    ]
     # Keras's fit has many steps in flight. On eight virtual devices, which share threads, their all-reduces
     # wait for one another, and XLA ends the process.
     return [*ways, "keras"] if devices < 8 else ways
@@ -111,6 +119,12 @@ def measure(backend_name: str, devices: int) -> None:
     sides = {name: training(parts, name == "exact") for name in names if name in ("ours", "exact")}
     if "zero1" in names:
         sides["zero1"] = training(assemble(dataclasses.replace(config, layout="zero1"), Peers()), False)
+    weak = dataclasses.replace(
+        config,
+        global_batch=EACH * devices,
+        dataset=f"synthetic(examples={STEPS * EACH * devices}, shape=(28, 28, 1))",
+    )
+    sides["weak"] = training(assemble(weak, Peers()), False)
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (STEPS * BATCH, 28, 28, 1), np.uint8)
     y = rng.integers(0, 10, STEPS * BATCH).astype(np.int32)
