@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import inspect
+import itertools
 import json
 import random
 import sys
@@ -78,8 +79,7 @@ class Program:
         """All variables of the run by path: the model's and the optimizer's, without seed generators."""
         own = [*self.model.trainable_variables, *self.objective.state_variables]
         variables = {v.path: v for v in own}
-        optimizer = {f"optimizer/{v.path}": v for v in self.optimizer.variables}
-        if len(variables) != len(own) or len(optimizer) != len(self.optimizer.variables):
+        if len(variables) != len(own):
             paths = [v.path for v in own]
             twice = sorted({path for path in paths if paths.count(path) > 1})
             raise UserError(
@@ -88,7 +88,12 @@ class Program:
                 f"has several variables of one path: {', '.join(twice)}",
                 "give each layer a name of its own",
             )
-        return variables | optimizer
+        for variable in self.optimizer.variables:
+            path, number = f"optimizer/{variable.path}", itertools.count(1)
+            while path in variables:  # Adafactor's factors have the names of the layers' variables: kernel, kernel, ...
+                path = f"optimizer/{variable.path}:{next(number)}"
+            variables[path] = variable
+        return variables
 
     def architecture(self) -> str:
         """Digest of the model's configuration; the name of its class if it can't be serialized."""
