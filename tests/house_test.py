@@ -36,6 +36,7 @@ FLOORS = {
     "trainer.step": 2,
     "trainer.guard": 2,
     "trainer.digests": 2,
+    "trainer.draws": 2,
     "trainer.shards": 2,
     "trainer.optimizers": 2,
     "trainer.losses": 2,

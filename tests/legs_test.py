@@ -28,7 +28,7 @@ STOPS = (7, 23, 41, 60)  # an epoch has 17.96 steps
 )
 def test_a_run_goes_from_one_to_another(legs, tmp_path):
     whole, moved = tmp_path / "whole", tmp_path / "moved"
-    # Backends draw other initial weights, and other masks in dropout.
+    # Backends draw other masks in dropout.
     flags = FLAGS if legs != "both" else (*FLAGS, "--model=dense(dropout=0.0)")
     first = "jax" if legs == "jax" else "tensorflow"
     trainer(f"--backend={first}", *flags, f"--steps={STOPS[-1]}", f"--run_dir={whole}")

@@ -17,7 +17,7 @@ import numpy as np
 
 from input_pipeline.dataset import Dataset
 from input_pipeline.source import map_structure
-from trainer import optimizers, plugins, policy
+from trainer import draws, optimizers, plugins, policy
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.losses import compile_model
@@ -54,7 +54,7 @@ class Program:
         random.seed(config.seed)
         np.random.seed(config.seed % 2**32)
         keras.config.set_dtype_policy(config.precision)
-        with scope:
+        with scope, draws.on_host():
             self.model, y, y_pred = _build_model(config, dataset)
             self.optimizer = optimizers.create(config, steps)
             self.optimizer.build(self.model.trainable_variables)

@@ -20,6 +20,8 @@ def build(input_shape: tuple[int, ...], classes: int, depth: int = 18, width: in
       depth: 18, 34 or 50.
       width: filters of the first stage; the later three have 2, 4, 8 times as many.
     """
+    if depth not in DEPTHS:
+        raise ValueError(f"depth={depth} is not one of {', '.join(map(str, DEPTHS))}")
     inputs = keras.Input(input_shape, name="image")
     x = layers.Rescaling(1 / 127.5, offset=-1, name="rescaling")(inputs)
     if input_shape[0] > 64:

@@ -59,6 +59,8 @@ def build(
       remat: keep a block's input alone for the backward pass, and compute the rest again.
     """
     given = (width, depth, heads, groups, hidden)
+    if size not in SIZES:
+        raise ValueError(f"size={size!r} is not one of {', '.join(SIZES)}")
     width, depth, heads, groups, hidden = (a or b for a, b in zip(given, SIZES[size], strict=True))
     tokens = keras.Input(input_shape, dtype="int32", name="tokens")
     x = layers.Embedding(classes, width, embeddings_initializer=_normal(), name="embedding")(tokens)

@@ -18,6 +18,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 from keras.src.distribution.distribution_lib import Distribution
+from keras.src.initializers.random_initializers import RandomInitializer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from input_pipeline.pipeline import Batch
@@ -88,16 +89,17 @@ class Placing(Distribution):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
+        variable = keras_jax.JaxVariable
         with contextlib.ExitStack() as stack:
             if self._layout.shards:
                 # Keras creates small variables whole and then shards them; here no device ever holds the whole.
                 sharded = mock.patch.object(keras_jax, "should_shard_at_init", lambda layout, _: any(layout.spec))
                 stack.enter_context(sharded)
+                stack.enter_context(mock.patch.object(variable, "_initialize_with_initializer", _initialize_in_parts))
                 slots = mock.patch.object(BaseOptimizer, "add_variable", self._adding_slots(BaseOptimizer.add_variable))
                 stack.enter_context(slots)
             if self._abstract:
                 # What Keras does in its own stateless scope, which takes no variables made from arrays.
-                variable = keras_jax.JaxVariable
                 stack.enter_context(mock.patch.object(variable, "_initialize_with_initializer", _defer))
             stack.enter_context(super().scope())
             yield
@@ -112,6 +114,19 @@ class Placing(Distribution):
             return add_variable(optimizer, shape, *args, layout=layout, **others)
 
         return add
+
+
+def _initialize_in_parts(variable: Any, initializer: Any) -> None:
+    """What is drawn on the host goes to each device in its part; what is not drawn is made there."""
+    if not isinstance(initializer, RandomInitializer):
+        _initialize(variable, initializer)
+        return
+    variable._initialize_layout()
+    values = np.asarray(initializer(variable._shape, dtype=variable._dtype))
+    variable._value = jax.make_array_from_callback(values.shape, variable._layout, lambda index: values[index])
+
+
+_initialize = keras_jax.JaxVariable._initialize_with_initializer
 
 
 def _defer(variable: Any, initializer: Any) -> None:

@@ -1,0 +1,99 @@
+"""Initial weights that no backend and no device has a part in: Keras's initializers, drawing on the host by numpy.
+
+JAX and TensorFlow draw other numbers from one seed. And each compiles a program for each shape, which takes longer than
+to draw: a third of a second a layer on a CPU.
+"""
+
+import concurrent.futures
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import keras
+import keras.src.initializers.random_initializers as keras_initializers
+import numpy as np
+import numpy.typing as npt
+from keras.src.backend import random as of_backend
+from keras.src.random.seed_generator import draw_seed
+
+from trainer.shards import dtype as dtype_of
+
+_BLOCK = 2**20  # numbers from a generator of their own, so that all cores can share in a variable
+Numbers = npt.NDArray[np.floating[Any]]
+
+
+@contextlib.contextmanager
+def on_host() -> Iterator[None]:
+    """Within it, the random initializers of Keras return numpy arrays, which follow from their seeds alone."""
+    with mock.patch.object(keras_initializers, "random", _Host()):
+        yield
+
+
+class _Host:
+    """Stands where Keras's initializers look for the random numbers of a backend; arguments as of keras.random."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(of_backend, name)
+
+    def normal(
+        self, shape: Sequence[int], mean: float = 0.0, stddev: float = 1.0, dtype: Any = None, seed: Any = None
+    ) -> Numbers:
+        return _drawn(shape, dtype, seed, _normal, stddev, mean)
+
+    def truncated_normal(
+        self, shape: Sequence[int], mean: float = 0.0, stddev: float = 1.0, dtype: Any = None, seed: Any = None
+    ) -> Numbers:
+        return _drawn(shape, dtype, seed, _truncated_normal, stddev, mean)
+
+    def uniform(
+        self, shape: Sequence[int], minval: float = 0.0, maxval: float = 1.0, dtype: Any = None, seed: Any = None
+    ) -> Numbers:
+        return _drawn(shape, dtype, seed, _uniform, maxval - minval, minval)
+
+
+def _normal(generator: np.random.Generator, numbers: Numbers) -> None:
+    generator.standard_normal(out=numbers, dtype=numbers.dtype)
+
+
+def _truncated_normal(generator: np.random.Generator, numbers: Numbers) -> None:
+    """Drawn again where beyond two standard deviations."""
+    _normal(generator, numbers)
+    while (beyond := np.flatnonzero(np.abs(numbers) > 2)).size:
+        numbers[beyond] = generator.standard_normal(beyond.size, numbers.dtype)
+
+
+def _uniform(generator: np.random.Generator, numbers: Numbers) -> None:
+    generator.random(out=numbers, dtype=numbers.dtype)
+
+
+def _drawn(
+    shape: Sequence[int],
+    dtype: Any,
+    seed: Any,
+    draw: Callable[[np.random.Generator, Numbers], None],
+    scale: float,
+    offset: float,
+) -> Numbers:
+    """Numbers drawn into an array, times `scale`, plus `offset`.
+
+    Args:
+      shape, dtype: of the result.
+      seed: an int, or a keras.random.SeedGenerator, which goes on.
+      draw: fills a part.
+    """
+    wanted = dtype_of(keras.backend.standardize_dtype(dtype or keras.config.floatx()))
+    words = [seed, 0] if isinstance(seed, int) else keras.ops.convert_to_numpy(draw_seed(seed))
+    numbers: Numbers = np.empty(math.prod(shape), np.float64 if wanted == np.float64 else np.float32)
+
+    def fill(start: int) -> None:
+        sequence = np.random.SeedSequence([*(int(word) % 2**32 for word in words), start])
+        part = numbers[start : start + _BLOCK]
+        draw(np.random.Generator(np.random.Philox(sequence)), part)
+        part *= scale
+        part += offset
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        list(threads.map(fill, range(0, numbers.size, _BLOCK)))
+    return numbers.reshape(shape).astype(wanted, copy=False)
