@@ -46,7 +46,7 @@ def main(name: str) -> None:
     rows = []
     for case, (model, shape, batch, steps, targets) in _CASES.items():
         sides = _sides(name, model, shape, batch, steps)
-        measured = in_turn(sides, tolerance=1e-2)
+        measured = in_turn(sides, rounds=7, tolerance=1e-2)
         unit, per = ("µs", steps * 1e-6) if batch == 8 else ("ms", steps * 1e-3)
         ours, single = measured.pop("ours"), measured.pop("ours, a step a call")
         by_hand = measured["loop by hand"]
