@@ -23,6 +23,10 @@ _BEGIN, _END = "<!-- scoreboard: written by benchmarks/page.py -->", "<!-- end o
 _SCORES = (
     *((f"step-{name}", "overhead: 16 units, batch 8", rival) for name in ("jax", "tensorflow") for rival in _RIVALS),
     *((f"step-{name}", "mlp, batch 64", rival) for name in ("jax", "tensorflow") for rival in _RIVALS),
+    *(
+        (f"step-{name}", "mlp, batch 512, all that a run does, a line of the log each 100 steps", "its steps alone")
+        for name in ("jax", "tensorflow")
+    ),
     ("data", "shuffled pass, cached in a file", "TFRecord, shuffle 10,000, batch, map"),
     ("scaling-jax", "2 devices on the same cores", "Keras DataParallel"),
     ("scaling-tensorflow", "2 devices on the same cores", "MirroredStrategy, fit"),
