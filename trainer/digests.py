@@ -22,9 +22,10 @@ def of_file(path: pathlib.Path) -> dict[str, Any]:
         size = os.fstat(file.fileno()).st_size
 
         def of_block(start: int) -> bytes:
-            digest = hashlib.sha256()
-            for position in range(start, min(start + _BLOCK, size), _READ):
-                digest.update(os.pread(file.fileno(), _READ, position))
+            digest, position, end = hashlib.sha256(), start, min(start + _BLOCK, size)
+            while position < end and (part := os.pread(file.fileno(), min(_READ, end - position), position)):
+                digest.update(part)
+                position += len(part)  # a file system may give less than was asked for
             return digest.digest()
 
         blocks = b"".join(threads.map(of_block, range(0, size, _BLOCK)))
