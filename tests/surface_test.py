@@ -229,7 +229,10 @@ def test_a_cache_changes_nothing(cache, tmp_path):
 
 @pytest.mark.parametrize(
     "optimizer",
-    [pytest.param("sgd(momentum=0.9)", marks=pytest.mark.long), "adamw(weight_decay=0.01, global_clipnorm=1.0)"],
+    [
+        *(pytest.param(o, marks=pytest.mark.long) for o in ("sgd(momentum=0.9)", "adafactor(epsilon_1=1e-12)")),
+        "adamw(weight_decay=0.01, global_clipnorm=1.0)",
+    ],
 )
 def test_optimizers_agree_across_backends(optimizer, tmp_path, initial_state):
     start = initial_state("--strategy=device_mesh")
