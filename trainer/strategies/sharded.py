@@ -116,6 +116,9 @@ class Placing(Distribution):
         return add
 
 
+_initialize = keras_jax.JaxVariable._initialize_with_initializer  # Keras's own
+
+
 def _initialize_in_parts(variable: Any, initializer: Any) -> None:
     """What is drawn on the host goes to each device in its part; what is not drawn is made there."""
     if not isinstance(initializer, RandomInitializer):
@@ -124,9 +127,6 @@ def _initialize_in_parts(variable: Any, initializer: Any) -> None:
     variable._initialize_layout()
     values = np.asarray(initializer(variable._shape, dtype=variable._dtype))
     variable._value = jax.make_array_from_callback(values.shape, variable._layout, lambda index: values[index])
-
-
-_initialize = keras_jax.JaxVariable._initialize_with_initializer
 
 
 def _defer(variable: Any, initializer: Any) -> None:
