@@ -1,6 +1,5 @@
 """64 corruptions of a checkpoint's files: each is detected, and the checkpoint before is taken."""
 
-import hashlib
 import json
 import os
 import random
@@ -9,6 +8,7 @@ import shutil
 import h5py
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from tests.running import summary, trainer
 from trainer import checkpoint, digests, shards
@@ -68,7 +68,7 @@ HOSTILE = {
     "a file outside of the checkpoint": lambda m: m["files"].update(
         {"../../summary.json": m["files"].pop(checkpoint.WEIGHTS)}
     ),
-    "an absolute path": lambda m: m["files"].update({"/etc/passwd": {"bytes": 1, "sha256": ""}}),
+    "an absolute path": lambda m: m["files"].update({"/etc/passwd": {"bytes": 1, "blake3": ""}}),
     "no list of files": lambda m: m.update(files=None),
     "another step": lambda m: m.update(step=7),
     "a step that is no number": lambda m: m.update(step="20"),
@@ -137,21 +137,19 @@ def sharded(tmp_path):
         shards.write(tmp_path, process, {"v": "float32"}, {"v": [piece]})
     files, pieces = shards.collect(tmp_path, 2, 1.0)
     for name, facts in files.items():
-        one_block = hashlib.sha256((tmp_path / name).read_bytes()).digest()
-        assert facts["sha256_of_blocks"] == hashlib.sha256(one_block).hexdigest()
+        assert facts["blake3"] == blake3((tmp_path / name).read_bytes()).hexdigest()
     return {"shape": [6, 4], "dtype": "float32", "pieces": pieces["v"]}, values
 
 
-def test_each_block_of_a_large_file_counts(tmp_path):
-    data = bytearray(os.urandom(2**24 + 2**21 + 5))
+def test_each_byte_of_a_large_file_counts(tmp_path):
+    data = bytearray(os.urandom(2**24 + 2**21 + 5))  # it is read in several parts
     path = tmp_path / "large"
 
     def found() -> dict:
         path.write_bytes(data)
         return digests.of_file(path)
 
-    blocks = [hashlib.sha256(data[begin:][: 2**24]).digest() for begin in (0, 2**24)]
-    assert found() == {"bytes": len(data), "sha256_of_blocks": hashlib.sha256(b"".join(blocks)).hexdigest()}
+    assert found() == {"bytes": len(data), "blake3": blake3(data).hexdigest()}
     seen = [found()]
     for position in (0, 2**20, 2**24 - 1, 2**24, len(data) - 1):
         data[position] ^= 1

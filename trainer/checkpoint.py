@@ -23,7 +23,7 @@ import numpy as np
 
 from trainer import digests, hdf5, shards
 from trainer.program import Program, kind
-from trainer.run_directory import replace
+from trainer.run_directory import replace, sync_directory, synced
 from trainer.shards import Piece
 
 WEIGHTS = "model.weights.h5"
@@ -47,12 +47,10 @@ def write(parent: pathlib.Path, program: Program, values: dict[str, np.ndarray],
     temporary.mkdir(mode=0o700)
     file = temporary / WEIGHTS
     try:
-        with concurrent.futures.ThreadPoolExecutor() as threads:  # the disk is waited for once, and digests made beside
-            facts = threads.submit(_facts, program, values)
+        with concurrent.futures.ThreadPoolExecutor(1) as thread, synced(file):
+            facts = thread.submit(lambda: {path: _facts(program, path, value) for path, value in values.items()})
             hdf5.write_weights(file, program, values)
-            on_disk = threads.submit(_fsync, file)
             files = {WEIGHTS: digests.of_file(file)}
-            on_disk.result()
         _commit(temporary, files, facts.result(), state)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -94,12 +92,12 @@ def _commit(temporary: pathlib.Path, files: dict[str, Any], variables: dict[str,
     """Writes the manifest of files that are on the disk, and gives their directory its name."""
     manifest = json.loads(json.dumps({"files": files, "variables": variables, **state}))  # as it will be read
     replace(temporary / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1))
-    _fsync(temporary)
+    sync_directory(temporary)
     target = temporary.parent / f"{state['step']:08d}"
     if target.exists():  # a resumed run is at this step again: the new one takes its place
         shutil.rmtree(target)
     os.rename(temporary, target)
-    _fsync(target.parent)
+    sync_directory(target.parent)
 
 
 def steps(parent: pathlib.Path) -> list[int]:
@@ -159,7 +157,10 @@ def read(path: pathlib.Path, program: Program, manifest: dict[str, Any]) -> None
         program.model.load_weights(path / WEIGHTS)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{path / WEIGHTS} can't be read: {error}") from None
-    for name, now in _facts(program, program.values()).items():
+    values = program.values()
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        arrived = threads.map(functools.partial(_facts, program), values, values.values())
+    for name, now in zip(values, arrived, strict=True):
         if now != saved[name]:
             raise Damaged(f"{path}: variable {name} is {now} after loading, {saved[name]} when saved")
 
@@ -186,21 +187,8 @@ def _digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _facts(program: Program, values: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Shape, dtype and digest of each value, by path."""
-
-    def of(path: str) -> dict[str, Any]:
-        dtype, value = kind(program.variables[path]), values[path]
-        digest = digests.of_array(value.astype(np.int64) if dtype == "int" else value)
-        return {"shape": list(value.shape), "dtype": dtype, "sha256": digest}
-
-    with concurrent.futures.ThreadPoolExecutor() as threads:
-        return dict(zip(values, threads.map(of, values), strict=True))
-
-
-def _fsync(path: pathlib.Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _facts(program: Program, path: str, value: np.ndarray) -> dict[str, Any]:
+    """Shape, dtype and digest of a variable's value."""
+    dtype = kind(program.variables[path])
+    digest = digests.of_array(value.astype(np.int64) if dtype == "int" else value)
+    return {"shape": list(value.shape), "dtype": dtype, "blake3": digest}

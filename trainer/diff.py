@@ -120,7 +120,7 @@ def _weights(a: _Run, b: _Run) -> Iterator[str]:
 
 def _digests(facts: dict[str, Any]) -> Any:
     """What a variable's values are known by: one digest, or those of its pieces."""
-    return facts.get("sha256") or [(piece["start"], piece["sha256"]) for piece in facts.get("pieces", [])]
+    return facts.get("blake3") or [(piece["start"], piece["blake3"]) for piece in facts.get("pieces", [])]
 
 
 def _apart(x: np.ndarray, y: np.ndarray) -> float:

@@ -21,7 +21,7 @@ def write_weights(path: pathlib.Path, program: Program, values: dict[str, np.nda
       OSError: the storage is full, or fails.
     """
     with _File(path) as file:
-        store = saving_lib.H5IOStore(file, mode="w")
+        store = _Store(file, mode="w")
         # Keras makes an optimizer to see what attributes it has, which it may not in the scope; and looks for
         # what it saw under another name than it keeps it by (3.15).
         seen = saving_lib.get_attr_skipset("Optimizer")
@@ -61,6 +61,23 @@ def _datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
                 raise ValueError(f"{name} lies outside of the file, or is larger than it")
             found[name] = node
     return found
+
+
+class _Store(saving_lib.H5IOStore):  # type: ignore[misc]  # Keras has no types
+    """Keras's, but it does not copy what is on the host already."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, _Uncopied(np.asarray(value)))
+
+
+class _Uncopied:
+    """What numpy.array makes of it are these values themselves."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values = values
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self._values
 
 
 class _File(io.BytesIO):

@@ -1,16 +1,22 @@
 """The run directory: who owns it, which run it holds, and where its files are."""
 
+import concurrent.futures
+import contextlib
 import errno
 import fcntl
 import json
 import os
 import pathlib
 import socket
+import threading
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
 from trainer.config import Config
 from trainer.errors import BUSY, UserError
+
+_BETWEEN_SYNCS = 0.02  # seconds; a small file is written in less, and synced once
 
 
 class RunDirectory:
@@ -152,6 +158,42 @@ def replace(path: pathlib.Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def synced(path: pathlib.Path) -> Iterator[None]:
+    """What is written to a file meanwhile is on the disk at the end; the disk begins with it at once.
+
+    Raises:
+      OSError: the storage is full, or fails.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    written = threading.Event()
+
+    def sync() -> None:
+        while not written.wait(_BETWEEN_SYNCS):
+            os.fsync(descriptor)
+
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            beside = thread.submit(sync)
+            try:
+                yield
+            finally:
+                written.set()
+            beside.result()
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(path: pathlib.Path) -> None:
+    """Names that were given or taken in it are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _compare(flag: str, value: str, path: pathlib.Path, known: Any, now: Any) -> None:

@@ -10,7 +10,6 @@ strategy reads the regions that it needs, from whichever pieces hold them.
 import concurrent.futures
 import json
 import math
-import os
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from trainer import digests
-from trainer.run_directory import replace
+from trainer.run_directory import replace, synced
 
 _DTYPES = {"int": "<i8", "bfloat16": ml_dtypes.bfloat16}  # by kind, where numpy's name is another
 Index = tuple[slice, ...]
@@ -49,18 +48,16 @@ def write(directory: pathlib.Path, process: int, kinds: Mapping[str, str], piece
     """
     name = f"shards-{process:05d}.bin"
     listed: dict[str, list[dict[str, Any]]] = {}  # digests that are still being made among them
-    with open(directory / name, "wb") as file, concurrent.futures.ThreadPoolExecutor() as threads:
-        for path, of_variable in pieces.items():
-            listed[path] = []
-            for piece in of_variable:
-                data = np.ascontiguousarray(piece.values, dtype(kinds[path]))
-                facts = {"file": name, "offset": file.tell(), "start": piece.start, "shape": piece.values.shape}
-                listed[path].append(facts | {"sha256": threads.submit(digests.of_array, data)})
-                file.write(data.reshape(-1).view(np.uint8).data)
-        file.flush()
-        on_disk = threads.submit(os.fsync, file.fileno())
+    with concurrent.futures.ThreadPoolExecutor(1) as thread, synced(directory / name):
+        with open(directory / name, "wb") as file:
+            for path, of_variable in pieces.items():
+                listed[path] = []
+                for piece in of_variable:
+                    data = np.ascontiguousarray(piece.values, dtype(kinds[path]))
+                    facts = {"file": name, "offset": file.tell(), "start": piece.start, "shape": piece.values.shape}
+                    listed[path].append(facts | {"blake3": thread.submit(digests.of_array, data)})
+                    file.write(data.reshape(-1).view(np.uint8).data)
         files = {name: digests.of_file(directory / name)}
-        on_disk.result()
     text = json.dumps({"file": files, "pieces": listed}, default=lambda digest: digest.result())
     replace(directory / _list_name(process), text)
 
