@@ -14,7 +14,10 @@ def where(backend: str, devices: int) -> tuple[str, ...]:
 
 MODELS = {
     "mlp": ("--model=mlp", "--optimizer=adam(clipnorm=0.5)"),
-    "dense": ("--model=dense", "--optimizer=adam(use_ema=True,global_clipnorm=0.5,weight_decay=0.01)"),
+    "dense": (
+        "--model=dense",
+        "--optimizer=adam(use_ema=True,ema_overwrite_frequency=4,global_clipnorm=0.5,weight_decay=0.01)",
+    ),
     "convnet": ("--model=convnet", "--optimizer=sgd(momentum=0.9)", "--learning_rate=0.01"),
     "transformer": (
         "--dataset=text(context=32)",

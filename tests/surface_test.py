@@ -8,6 +8,7 @@ import textwrap
 import time
 import urllib.request
 
+import keras
 import numpy as np
 import pytest
 from PIL import Image
@@ -15,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from launch.local import free_ports
 from tests.running import curve, deviation, lines, start, summary, trainer
-from trainer import hdf5
+from trainer import checkpoint, hdf5
 from trainer.gallery import confusion
 
 BACKENDS = ["tensorflow", "jax"]
@@ -76,6 +77,16 @@ def compiled():
     return model
 
 
+def two_rates(input_shape, classes, rate=0.01):
+    layers = keras.layers
+    hidden, out = layers.Dense(16, "relu", name="hidden"), layers.Dense(classes, name="out")
+    model = keras.Sequential([keras.Input(input_shape), layers.Rescaling(1 / 16), layers.Flatten(), hidden, out])
+    adam, sgd = keras.optimizers.Adam(rate), keras.optimizers.SGD(0.1)
+    optimizer = keras.optimizers.MultiOptimizer(lambda variable: adam if "hidden" in variable.path else sgd)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 def note(path):
     return keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: open(path, "a").write(f"{epoch} {sorted(logs)}\\n")
@@ -133,8 +144,10 @@ def test_no_noise(backend, tmp_path):
 
 
 def test_evaluate_and_export(project):
-    flags = ("--dataset=my_project:data", "--model=my_project:net", "--run_dir=run", "--epochs=5")
-    trainer("--strategy=device_mesh", "--devices=2", *flags, cwd=project)
+    """Anywhere, whatever the layout; and of the averages that the optimizer keeps."""
+    averages = "--optimizer=adam(use_ema=True, ema_momentum=0.9)"
+    flags = ("--dataset=my_project:data", "--model=my_project:net", "--run_dir=run", "--epochs=5", averages)
+    trainer("--strategy=device_mesh", "--devices=2", "--layout=fsdp", *flags, cwd=project)
     final = summary(project / "run")["final"]
     assert final["test_accuracy"] > 0.9
     for elsewhere in ((), ("--strategy=mirrored", "--devices=3"), ("--backend=tensorflow",)):
@@ -144,7 +157,13 @@ def test_evaluate_and_export(project):
         assert found["test_loss"] == pytest.approx(final["test_loss"], rel=1e-5)
     out = trainer("export", "--run_dir=run", cwd=project).stdout
     assert "agree with the model" in out
-    assert (project / "run" / "export" / "model.keras").exists()
+    exported = keras.saving.load_model(project / "run" / "export" / "model.keras", compile=False).get_weights()
+    saved = sorted((project / "run" / "checkpoints").glob("0*"))[-1]
+    arrays = checkpoint.arrays(saved, checkpoint.verify(saved))
+    for kept in ("optimizer/", "layers/"):
+        of_these = [value for name, value in arrays.items() if name.startswith(kept)]
+        found = [any(np.array_equal(weights, value) for value in of_these) for weights in exported]
+        assert all(found) if kept == "optimizer/" else not any(found)
     assert (project / "run" / "export" / "saved_model" / "saved_model.pb").exists()
 
 
@@ -169,6 +188,24 @@ def test_own_compiled_model_and_weights(project):
     assert {"test_binary_accuracy", "test_auc", "auc"} <= final.keys()
     # 250 of the 501 evaluation examples have weight 1: the accuracy is a share of those.
     assert (final["test_binary_accuracy"] * 250) == pytest.approx(round(final["test_binary_accuracy"] * 250), abs=1e-3)
+
+
+def test_the_optimizer_of_a_compiled_model(project):
+    """It is the run's, even if it is two: on either backend, on two devices; with another one it is another run."""
+    flags = ("--model=my_project:two_rates", "--replicas=2", "--log_every=4", "--evaluate_every=never")
+    wheres = (["--backend=tensorflow"], ["--backend=jax"], ["--strategy=mirrored", "--devices=2"])
+    runs = [project / f"run{i}" for i in range(len(wheres))]
+    for where, run in zip(wheres, runs, strict=True):
+        out = trainer(*flags, *where, "--steps=40", f"--run_dir={run}", cwd=project).stdout
+        assert "Adam(" in out and "+ SGD(" in out and "learning rate 0.01 (constant + constant)" in out
+    assert max(deviation(curve(runs[0]), curve(run)) for run in runs) <= 1e-5
+    assert summary(runs[0])["final"]["loss"] < 1
+    trainer(*flags, "--steps=20", f"--run_dir={project / 'cut'}", cwd=project)
+    changed = [*flags, "--model=my_project:two_rates(rate=0.02)", "--steps=40", f"--run_dir={project / 'cut'}"]
+    said = trainer(*changed, cwd=project, code=2).stderr
+    assert "learning_rate: 0.01" in said and "0.02" in said
+    trainer(*flags, "--steps=40", f"--run_dir={project / 'cut'}", cwd=project)
+    assert summary(project / "cut")["weights_sha256"] == summary(runs[0])["weights_sha256"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

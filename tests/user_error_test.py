@@ -57,6 +57,27 @@ def scalar_loss(input_shape, classes):
     return model
 
 
+class OwnStep(keras.Sequential):
+    def train_step(self, *arguments):
+        raise RuntimeError("is not called")
+
+
+def own_step(input_shape, classes):
+    return OwnStep(linear(input_shape, classes).layers)
+
+
+def third_argument(input_shape, classes):
+    model = linear(input_shape, classes)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), ["accuracy"])
+    return model
+
+
+def compiled(input_shape, classes, **arguments):
+    model = linear(input_shape, classes)
+    model.compile(keras.optimizers.SGD(0.1, **arguments), "sparse_categorical_crossentropy")
+    return model
+
+
 def not_for_xla(input_shape, classes):
     import tensorflow as tf
 
@@ -108,6 +129,10 @@ def project(tmp_path):
         (["--dataset=user_project:Late"], ["label 10 of example 700", "out of range"]),
         (["--model=user_project:nothing"], ["user_project:nothing", "has no 'nothing'"]),
         (["--model=user_project:scalar_loss"], ["not one value per example"]),
+        (["--model=user_project:own_step"], ["train_step() of its own (OwnStep)", "add_loss()"]),
+        (["--model=user_project:third_argument"], ["loss_weights=['accuracy']", "metrics=[...]"]),
+        (["--model=user_project:compiled", "--learning_rate=0.1"], ["compiled with SGD", "--optimizer=adam"]),
+        (["--model=user_project:compiled(gradient_accumulation_steps=2)"], ["accumulates gradients", "--replicas"]),
         (["--model=user_project:not_for_xla"], ["--model=in_python", "XLA", "EagerPyFunc", "jit_compile=False"]),
         (["evaluate", "--run_dir=nowhere"], ["--run_dir=nowhere", "holds no run"]),
     ],

@@ -14,7 +14,7 @@ from absl import app, flags
 
 from trainer import agreement, backend
 from trainer.cluster import ALONE, resolve
-from trainer.config import define_flags, from_flags
+from trainer.config import Config, define_flags, from_flags
 from trainer.errors import UserError
 from trainer.peers import Peers
 
@@ -25,6 +25,7 @@ VERBS = (
 # These start from the flags that a run was started with.
 ON_A_RUN = ("evaluate", "export", "checkpoints", "audit", "report")
 TOGETHER = ("train", "evaluate")  # these are done by all processes of a cluster
+WHERE = ("strategy", "backend", "devices", "mesh", "layout", "remat")  # flags that mean nothing elsewhere
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,7 +35,8 @@ def main(argv: Sequence[str]) -> int:
     verb = argv[1] if len(argv) > 1 else "train"
     if verb == "export":
         # A SavedModel is TensorFlow's format, and a checkpoint restores on either backend.
-        config = dataclasses.replace(config, strategy="one_device", backend="tensorflow", devices=0)
+        anywhere = {name: getattr(Config, name) for name in WHERE}
+        config = dataclasses.replace(config, **anywhere | {"backend": "tensorflow"})
     if verb == "explain":
         config = backend.without_accelerators(config)
     backend.prepare(backend.choose(config), config.exact)
@@ -87,10 +89,9 @@ def _recorded_flags() -> list[str]:
     known = pathlib.Path(flags.FLAGS.run_dir, "run.flags")
     if not flags.FLAGS.run_dir or not known.exists():
         raise UserError("run_dir", flags.FLAGS.run_dir, "holds no run (no run.flags)", "give the directory of a run")
-    where = ("strategy", "backend", "devices")
-    elsewhere = any(flags.FLAGS[name].present for name in where)
+    elsewhere = any(flags.FLAGS[name].present for name in WHERE)
     lines = known.read_text().splitlines()
-    return [line for line in lines if not (elsewhere and line[2:].partition("=")[0] in where)]
+    return [line for line in lines if not (elsewhere and line[2:].partition("=")[0] in WHERE)]
 
 
 def _guarded(function: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> Any:

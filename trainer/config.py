@@ -64,7 +64,9 @@ class Config:
         "Fraction of the training examples held out for the evaluations during the run. "
         "0: these use the dataset's evaluation source.",
     )
-    optimizer: str = _flag("adam", "Optimizer: adam, adamw, sgd(momentum=0.9), any of keras.optimizers.")
+    optimizer: str = _flag(
+        "", "Optimizer: adam, sgd(momentum=0.9), any of keras.optimizers. Default: the compiled model's own, else adam."
+    )
     learning_rate: float = _flag(1e-3, "Peak learning rate.")
     schedule: str = _flag("constant", "Learning rate over the steps: constant, cosine(warmup_steps=100), linear(...).")
     precision: str = _flag("float32", "Keras dtype policy of the model.", PRECISIONS)

@@ -17,10 +17,11 @@ def run(config: Config, peers: Peers) -> int:
     parts, path = restore(config, peers)
     print(f"{path} on {parts.strategy.description}")
     results: dict[str, float] = {}
-    if parts.dataset.validation is not parts.dataset.evaluation and parts.dataset.validation is not None:
-        results |= parts.evaluate(parts.dataset.validation, "val_")
-    if parts.dataset.evaluation is not None:
-        results |= parts.evaluate(parts.dataset.evaluation, "test_")
+    with parts.program.averaged():
+        if parts.dataset.validation is not parts.dataset.evaluation and parts.dataset.validation is not None:
+            results |= parts.evaluate(parts.dataset.validation, "val_")
+        if parts.dataset.evaluation is not None:
+            results |= parts.evaluate(parts.dataset.evaluation, "test_")
     print(words(results))
     print(json.dumps({"step": parts.program.step, **results}))
     return OK

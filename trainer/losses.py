@@ -11,6 +11,9 @@ from keras.src.trainers.compile_utils import CompileMetrics, get_loss
 from trainer.config import Config
 from trainer.errors import UserError
 
+# What keras.Model.fit() calls, and a run does not.
+_OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
+
 
 def compile_model(
     config: Config, model: keras.Model, optimizer: Any, y: Any, y_pred: Any
@@ -19,7 +22,19 @@ def compile_model(
 
     Loss and metrics are the model's own if it is compiled; else integer labels mean sparse
     categorical cross-entropy on logits, with accuracy.
+
+    Raises:
+      UserError: they are not known, don't fit the labels, or would be left out.
     """
+    for method in _OF_FIT:
+        if getattr(type(model), method) is not getattr(keras.Model, method):
+            raise UserError(
+                "model",
+                config.model,
+                f"has a {method}() of its own ({type(model).__name__}), which only fit() calls: here a step is a "
+                "function of variables and examples, and a loss has one value for each example",
+                "give losses and metrics to compile(), what needs no labels to add_loss() in call(), and delete it",
+            )
     given = model._compile_config.config if model.compiled else {}  # what compile() was called with
     if given.get("loss") is not None:
         loss, loss_weights = given["loss"], given["loss_weights"]
@@ -47,6 +62,9 @@ def compile_model(
     outputs = keras.tree.flatten(y_pred)
     losses = _per_output(config, model, loss, y_pred)
     weights = _per_output(config, model, loss_weights or 1.0, y_pred)
+    if not all(isinstance(weight, int | float | None) for weight in weights):
+        reason = f"is compiled with loss_weights={loss_weights!r}, which are no numbers"
+        raise UserError("model", config.model, reason, "name compile()'s arguments: metrics=[...] is not the third")
     metrics_object = CompileMetrics(None, metrics, output_names=getattr(model, "output_names", None))
     _build_metrics(config, metrics_object, y, y_pred)
     if len(keras.tree.flatten(y)) != len(outputs):

@@ -1,6 +1,7 @@
-"""Optimizer and learning-rate schedule from the flags."""
+"""Optimizer and learning-rate schedule: the flags', or those that the model is compiled with."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -9,19 +10,62 @@ from trainer import plugins
 from trainer.config import Config
 from trainer.errors import UserError
 
+DEFAULT = "adam"
 _NOT_BY_NAME = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")  # a base class, and two wrappers
 
 
-def create(config: Config, steps: int) -> keras.optimizers.Optimizer:
+def create(config: Config, model: keras.Model, steps: int) -> keras.optimizers.Optimizer:
     """The optimizer of a run of `steps` steps, with its schedule, and loss scaling under mixed_float16."""
-    optimizer = _optimizer(config, _schedule(config, steps))
-    if config.precision == "mixed_float16":
+    own = None if config.optimizer else compiled_with(model)
+    optimizer = _by_name(config, _schedule(config, steps)) if own is None else own
+    for flag in ("learning_rate", "schedule") if own is not None else ():
+        if (value := getattr(config, flag)) != getattr(Config, flag):
+            reason = f"the model is compiled with {type(own).__name__}, which has a learning rate of its own"
+            raise UserError(flag, value, reason, "set it in compile(), or name the optimizer, too: --optimizer=adam")
+    if any(each.gradient_accumulation_steps for each in each_of(optimizer)):
+        raise UserError(
+            "optimizer" if own is None else "model",
+            config.optimizer if own is None else config.model,
+            "accumulates gradients in its optimizer, which would change the run with the number of devices",
+            "use --replicas: more logical replicas than devices accumulate",
+        )
+    if config.precision == "mixed_float16" and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
 
 
-def _optimizer(config: Config, learning_rate: Any) -> keras.optimizers.Optimizer:
-    name, attribute, arguments = plugins.parse(config.optimizer, "optimizer")
+def compiled_with(model: keras.Model) -> keras.optimizers.Optimizer | None:
+    """The optimizer that compile() was called with; None for Keras's default, which tells nothing."""
+    chosen = model.compiled and model._compile_config.config["optimizer"] != "rmsprop"
+    return model.optimizer if chosen else None
+
+
+def describe(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """'optimizer', 'learning_rate' of its next step, and 'schedule', as the flags would say them."""
+    names, schedules = [], []
+    for each in each_of(optimizer):
+        given = each.get_config()
+        rate = given.pop("learning_rate")
+        names.append(_spelt(type(each).__name__, given))
+        schedules.append(_spelt(rate["class_name"], rate["config"]) if isinstance(rate, dict) else "constant")
+    rate = float(str(keras.ops.convert_to_numpy(each_of(optimizer)[0].learning_rate)))  # 0.01, not 0.009999999776
+    return {"optimizer": " + ".join(names), "learning_rate": rate, "schedule": " + ".join(schedules)}
+
+
+def each_of(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    """The optimizers that a wrapper wraps, each with a learning rate of its own; else the optimizer alone."""
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        return list(optimizer.optimizers)
+    return [getattr(optimizer, "inner_optimizer", optimizer)]
+
+
+def _spelt(name: str, config: Mapping[str, Any]) -> str:
+    simple = [f"{k}={v}" for k, v in config.items() if k != "name" and v and isinstance(v, bool | int | float | str)]
+    return f"{name}({', '.join(simple)})"
+
+
+def _by_name(config: Config, learning_rate: Any) -> keras.optimizers.Optimizer:
+    name, attribute, arguments = plugins.parse(config.optimizer or DEFAULT, "optimizer")
     known = {
         key.lower(): value
         for key, value in vars(keras.optimizers).items()
@@ -37,13 +81,6 @@ def _optimizer(config: Config, learning_rate: Any) -> keras.optimizers.Optimizer
             config.optimizer,
             "there is no optimizer of that name",
             f"one of {', '.join(sorted(known))}, or a path such as my_pkg.my_module:function",
-        )
-    if arguments.get("gradient_accumulation_steps"):
-        raise UserError(
-            "optimizer",
-            config.optimizer,
-            "accumulates gradients itself, which would change the run with the number of devices",
-            "use --replicas: more logical replicas than devices accumulate",
         )
     try:
         return factory(learning_rate=learning_rate, **arguments)

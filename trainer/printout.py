@@ -22,6 +22,7 @@ def facts(parts: Assembly) -> dict[str, Any]:
     return {
         "variables": parts.program.signature(),
         "architecture": parts.program.architecture(),
+        "hyperparameters": parts.program.hyperparameters,
         "data": parts.dataset.facts(),
     }
 
@@ -67,7 +68,7 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
     versions = ", ".join(f"{k} {version}" for k, version in _versions().items() if k != "numpy")
     variables = sum(strategy.elements_on_device(x) * itemsize(x.dtype) for x in program.variables.values())
     gradients = sum(4 * strategy.elements_on_device(x) for x in program.model.trainable_variables)
-    parameters = program.model.count_params()
+    parameters, how = program.model.count_params(), program.hyperparameters
     lengths = [
         f"{len(source):,} {name}"
         for name, source in (
@@ -86,8 +87,8 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
         f"each of {_count(r, 'device')} computes {_count(v // r, 'replica')} a step",
         "data": f"{config.dataset}: {', '.join(lengths)} examples",
         "length": f"{parts.steps} steps{done} = {parts.steps * b / n:.4g} epochs of {n / b:.4g} steps",
-        "model": f"{config.model}: {parameters:,} parameters, {config.precision}; {config.optimizer}, "
-        f"learning rate {config.learning_rate:g} ({config.schedule})",
+        "model": f"{config.model}: {parameters:,} parameters, {config.precision}; {how['optimizer']}, "
+        f"learning rate {how['learning_rate']:g} ({how['schedule']})",
         "memory": f"{size(variables)} of variables + {size(gradients)} of gradients on each device, and activations",
         "saving": f"every {config.save_every} to {directory / 'checkpoints'}, "
         f"the newest {config.keep} and the best are kept",

@@ -1,12 +1,14 @@
 """What is trained: the model, its objective and its optimizer, built in the strategy's scope."""
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import itertools
 import json
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -56,8 +58,9 @@ class Program:
         keras.config.set_dtype_policy(config.precision)
         with scope, draws.on_host():
             self.model, y, y_pred = _build_model(config, dataset)
-            self.optimizer = optimizers.create(config, steps)
+            self.optimizer = optimizers.create(config, self.model, steps)
             self.optimizer.build(self.model.trainable_variables)
+        self._config, self._as_compiled = config, getattr(self.model, "optimizer", None) is self.optimizer
         # Whether compile() of the user's model asked for XLA; JAX knows nothing else.
         self.jit_compile = self.model.compiled and self.model._compile_config.config["jit_compile"] is True
         losses, loss_weights, metrics = compile_model(config, self.model, self.optimizer, y, y_pred)
@@ -71,8 +74,8 @@ class Program:
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate of the next step."""
-        return float(keras.ops.convert_to_numpy(self.optimizer.learning_rate))
+        """Learning rate of the next step, of several the first."""
+        return float(keras.ops.convert_to_numpy(optimizers.each_of(self.optimizer)[0].learning_rate))
 
     @property
     def variables(self) -> dict[str, keras.Variable]:
@@ -97,13 +100,19 @@ class Program:
 
     def architecture(self) -> str:
         """Digest of the model's configuration; the name of its class if it can't be serialized."""
-        try:
-            with without_tensorflow():
-                config = keras.saving.serialize_keras_object(self.model)["config"]
-            text = json.dumps(config, sort_keys=True)
-        except (NotImplementedError, TypeError, ValueError):
-            return type(self.model).__name__
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        text = _serialized(self.model)
+        return hashlib.sha256(text.encode()).hexdigest()[:16] if text else type(self.model).__name__
+
+    @functools.cached_property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The optimizer, its first learning rate and the schedule of that: the flags', or the compiled model's."""
+        if self._as_compiled:
+            return optimizers.describe(self.optimizer)
+        return {
+            "optimizer": self._config.optimizer or optimizers.DEFAULT,
+            "learning_rate": self._config.learning_rate,
+            "schedule": self._config.schedule,
+        }
 
     def signature(self) -> dict[str, list[Any]]:
         """Path -> [shape, dtype] of each variable of the run."""
@@ -119,12 +128,43 @@ class Program:
             return None
         return {path: self.own_pieces(v) for path, v in self.variables.items()}
 
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Has the moving averages of variables in their place, where the optimizer keeps some: to judge and to export.
+
+        All processes call it together.
+        """
+        keeping = [each for each in optimizers.each_of(self.optimizer) if each.use_ema and self.step]
+        pairs = [
+            pair
+            for o in keeping
+            for pair in zip(o._trainable_variables, o._model_variables_moving_average, strict=True)
+        ]
+        trained = [(variable, np.array(self.to_host(variable))) for variable, _ in pairs]
+        for variable, average in pairs:
+            self.assign(variable, self.to_host(average).__getitem__)
+        try:
+            yield
+        finally:
+            for variable, value in trained:
+                self.assign(variable, value.__getitem__)
+
     def weights_sha256(self) -> str:
         """Digest of all model variables, sorted by path, as float32 little-endian; all processes call it together."""
         digest, variables = hashlib.sha256(), [*self.model.trainable_variables, *self.objective.state_variables]
         for variable in sorted(variables, key=lambda v: v.path):
             digest.update(self.to_host(variable).astype(np.float32).tobytes())
         return digest.hexdigest()
+
+
+def _serialized(thing: Any) -> str:
+    """The configuration of a Keras object as JSON; '' if it can't be serialized."""
+    try:
+        with without_tensorflow(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what could not be read back: nothing is
+            return json.dumps(keras.saving.serialize_keras_object(thing)["config"], sort_keys=True)
+    except (NotImplementedError, TypeError, ValueError):
+        return ""
 
 
 def _assign_whole(variable: keras.Variable, read: Callable[[Index], np.ndarray]) -> None:

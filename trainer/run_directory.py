@@ -144,7 +144,8 @@ class RunDirectory:
             flags = self._config.definition() | {"replicas": replicas}
             replace(self._definition, json.dumps({"flags": flags, **facts}, indent=1, sort_keys=True))
         else:
-            for fact, flag in (("variables", "model"), ("architecture", "model"), ("data", "dataset")):
+            at_fault = {"variables": "model", "architecture": "model", "hyperparameters": "model", "data": "dataset"}
+            for fact, flag in at_fault.items():
                 _compare(flag, getattr(self._config, flag), self.path, recorded.get(fact), facts[fact])
         # The newest start's flags: where it runs and how long may change from start to start.
         replace(self.path / "run.flags", "".join(f"{line}\n" for line in self._config.to_flags()))

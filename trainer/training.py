@@ -67,7 +67,9 @@ class Training:
             self.history = History(directory.starts, ledger, facts, self.step)
             self.reporting = Reporting(config, directory, parts.steps, self.step, ledger)
         self.reporting.say(printout.opening(parts, directory.path, restored.origin, self.step))
-        self.reporting.define(printout.texts(parts), parts.program.model, config.definition())
+        self.reporting.define(
+            printout.texts(parts), parts.program.model, config.definition() | parts.program.hyperparameters
+        )
         self._callbacks = keras_callbacks.create(config.callbacks, parts.program.model)
         self._callbacks.on_train_begin()
         if not keras_callbacks.restore(self._callbacks, progress.callbacks):
@@ -182,7 +184,8 @@ class Training:
         source = self.parts.dataset.validation
         if source is None:
             return {}
-        with self._ledger("evaluate" if self._validation else "compile"):  # the first one is the slowest by far
+        # The first evaluation is the slowest by far.
+        with self._ledger("evaluate" if self._validation else "compile"), self.parts.program.averaged():
             self._validation = self.parts.evaluate(source, "val_")
             self._gallery.show(self.step, self.reporting, self.step >= self.parts.steps)
         return self._validation
@@ -237,7 +240,7 @@ class Training:
         if (test := self.parts.dataset.evaluation) is self.parts.dataset.validation:
             final |= {f"test_{k.removeprefix('val_')}": v for k, v in self._validation.items()}
         elif test is not None:
-            with self._ledger("evaluate"):
+            with self._ledger("evaluate"), self.parts.program.averaged():
                 final |= self.parts.evaluate(test, "test_")
         return final
 

@@ -16,6 +16,7 @@ from input_pipeline.pipeline import Batch, Pipeline
 from input_pipeline.source import map_structure
 from trainer.cluster import ALONE, Cluster
 from trainer.errors import UserError
+from trainer.optimizers import each_of
 from trainer.program import Program
 from trainer.step import mean_gradients, mean_state
 from trainer.strategies import tf_flops
@@ -62,10 +63,11 @@ class TFDistribute(Strategy):
         program.to_host = lambda variable: np.asarray(tf.convert_to_tensor(variable.value))  # on CPUs, no copy
         self._objective = program.objective
         self._local_replicas = program.replicas // self.devices
-        # Keras's optimizer sums gradients over the devices when it applies them. Ours are the whole
-        # batch's already, on every device.
-        inner = getattr(program.optimizer, "inner_optimizer", program.optimizer)
-        inner._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
+        for optimizer in each_of(program.optimizer):
+            # Keras sums gradients over the devices when it applies them. Ours are the whole batch's already, on
+            # every device. And it can't write moving averages over variables of several: `_train_step` does.
+            optimizer._all_reduce_sum_gradients = list
+            optimizer._overwrite_model_variables_with_average_value = lambda variables: None
         # XLA makes one program of the loop over steps where compile(jit_compile=True) asks for it. For one logical
         # replica only: XLA draws other random numbers, so whether it compiles must not follow from the devices.
         self._xla = program.jit_compile and program.replicas == 1 and not self._in_tree_order
@@ -154,10 +156,20 @@ class TFDistribute(Strategy):
         new_state = mean_state(sums, state, self._program.replicas)
         assign(self._objective.state_variables, new_state)
         optimizer.apply(mean_gradients(sums, model.trainable_variables), model.trainable_variables)
+        for each in each_of(optimizer):
+            self._average(each)
         if self._objective.skips:
             after = [tf.convert_to_tensor(v) for v in self._undone]
             assign(self._undone, [tf.where(outcome.healthy, a, b) for a, b in zip(after, before, strict=True)])
         return outcome
+
+    def _average(self, optimizer: Any) -> None:
+        """Writes the optimizer's moving averages over the variables where that is due, as Keras does."""
+        if optimizer.use_ema and optimizer.ema_overwrite_frequency:
+            now = [tf.convert_to_tensor(v) for v in optimizer._trainable_variables]
+            averages = [tf.convert_to_tensor(v) for v in optimizer._model_variables_moving_average]
+            due = tf.convert_to_tensor(optimizer.iterations) % optimizer.ema_overwrite_frequency == 0
+            assign(optimizer._trainable_variables, [tf.where(due, a, v) for a, v in zip(averages, now, strict=True)])
 
     @property
     def _undone(self) -> list[Any]:
