@@ -66,6 +66,11 @@ def own_step(input_shape, classes):
     return OwnStep(linear(input_shape, classes).layers)
 
 
+def synchronized(input_shape, classes):
+    normalization = keras.layers.BatchNormalization(synchronized=True, name="normalization")
+    return keras.Sequential([linear(input_shape, classes), normalization])
+
+
 def third_argument(input_shape, classes):
     model = linear(input_shape, classes)
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), ["accuracy"])
@@ -130,6 +135,7 @@ def project(tmp_path):
         (["--model=user_project:nothing"], ["user_project:nothing", "has no 'nothing'"]),
         (["--model=user_project:scalar_loss"], ["not one value per example"]),
         (["--model=user_project:own_step"], ["train_step() of its own (OwnStep)", "add_loss()"]),
+        (["--model=user_project:synchronized"], ["normalization", "synchronized=True", "--replicas=1"]),
         (["--model=user_project:third_argument"], ["loss_weights=['accuracy']", "metrics=[...]"]),
         (["--model=user_project:compiled", "--learning_rate=0.1"], ["compiled with SGD", "--optimizer=adam"]),
         (["--model=user_project:compiled(gradient_accumulation_steps=2)"], ["accumulates gradients", "--replicas"]),

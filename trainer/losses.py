@@ -11,9 +11,6 @@ from keras.src.trainers.compile_utils import CompileMetrics, get_loss
 from trainer.config import Config
 from trainer.errors import UserError
 
-# What keras.Model.fit() calls, and a run does not.
-_OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
-
 
 def compile_model(
     config: Config, model: keras.Model, optimizer: Any, y: Any, y_pred: Any
@@ -24,17 +21,8 @@ def compile_model(
     categorical cross-entropy on logits, with accuracy.
 
     Raises:
-      UserError: they are not known, don't fit the labels, or would be left out.
+      UserError: they are not known, or don't fit the labels.
     """
-    for method in _OF_FIT:
-        if getattr(type(model), method) is not getattr(keras.Model, method):
-            raise UserError(
-                "model",
-                config.model,
-                f"has a {method}() of its own ({type(model).__name__}), which only fit() calls: here a step is a "
-                "function of variables and examples, and a loss has one value for each example",
-                "give losses and metrics to compile(), what needs no labels to add_loss() in call(), and delete it",
-            )
     given = model._compile_config.config if model.compiled else {}  # what compile() was called with
     if given.get("loss") is not None:
         loss, loss_weights = given["loss"], given["loss_weights"]

@@ -26,6 +26,8 @@ from trainer.losses import compile_model
 from trainer.shards import Index, Piece, everything
 from trainer.step import Objective
 
+_OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")  # a run does not call them
+
 
 class Program:
     """Model, objective and optimizer of a run; their Keras variables hold the run's state between steps.
@@ -184,6 +186,28 @@ def kind(variable: keras.Variable) -> str:
     return "int" if "int" in dtype else dtype
 
 
+def _check_model(config: Config, model: keras.Model) -> None:
+    """Refuses what would be left out in silence, or would change with the devices."""
+    for method in _OF_FIT:
+        if getattr(type(model), method) is not getattr(keras.Model, method):
+            raise UserError(
+                "model",
+                config.model,
+                f"has a {method}() of its own ({type(model).__name__}), which only fit() calls: here a step is a "
+                "function of variables and examples, and a loss has one value for each example",
+                "give losses and metrics to compile(), what needs no labels to add_loss() in call(), and delete it",
+            )
+    for layer in model._flatten_layers():
+        if getattr(layer, "synchronized", False):
+            raise UserError(
+                "model",
+                config.model,
+                f"layer {layer.path} has synchronized=True: its statistics would be those of a step's examples on all "
+                "devices, and here they are a logical replica's, whatever the devices",
+                "delete it; with --replicas=1 they are those of the whole batch",
+            )
+
+
 def _build_model(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
     """(the built model, symbolic labels, symbolic outputs)."""
     x, y = dataset.spec[:2]
@@ -206,6 +230,7 @@ def _build_model(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, An
     model = plugins.call(build, arguments, offered, flag="model", spec=config.model)
     if not isinstance(model, keras.Model):
         raise UserError("model", config.model, f"build() returned a {type(model).__name__}", "return a keras.Model")
+    _check_model(config, model)
 
     def symbol(spec: Any) -> keras.KerasTensor:
         return keras.KerasTensor((1, *spec.shape), str(spec.dtype))
