@@ -71,6 +71,29 @@ class Net(keras.Model):
         return self.out(self.hidden(keras.ops.square(inputs["points"])))
 
 
+def masks():
+    class Masks:
+        def __init__(self, examples, seed):
+            self.x = np.random.default_rng(seed).normal(size=(examples, 8, 8, 1)).astype("float32")
+
+        def __len__(self):
+            return len(self.x)
+
+        def read(self, ids):
+            return self.x[ids], (self.x[ids] > 0.5).astype("uint8")
+
+    return type("Data", (), {"train": Masks(300, 0), "evaluation": Masks(130, 1), "classes": None})
+
+
+def segmentation():
+    hidden = keras.layers.Conv2D(8, 3, padding="same", activation="relu")
+    out = keras.layers.Conv2D(1, 1, activation="sigmoid")
+    model = keras.Sequential([keras.Input((None, None, 1)), hidden, out])
+    metrics = [keras.metrics.BinaryIoU(name="iou"), keras.metrics.Recall(name="recall"), keras.metrics.AUC(name="auc")]
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=metrics)
+    return model
+
+
 def compiled():
     model = Net(name="compiled")
     model.compile(loss="binary_crossentropy", metrics=["binary_accuracy", keras.metrics.AUC(name="auc")])
@@ -188,6 +211,22 @@ def test_own_compiled_model_and_weights(project):
     assert {"test_binary_accuracy", "test_auc", "auc"} <= final.keys()
     # 250 of the 501 evaluation examples have weight 1: the accuracy is a share of those.
     assert (final["test_binary_accuracy"] * 250) == pytest.approx(round(final["test_binary_accuracy"] * 250), abs=1e-3)
+
+
+def test_segmentation(project):
+    """Metrics of pixels, under weights of examples: the padding of an evaluation's last batch counts for nothing."""
+    found = []
+    for where in (
+        ["--backend=tensorflow"],
+        ["--backend=jax"],
+        ["--strategy=device_mesh", "--devices=2", "--global_batch=50"],
+    ):
+        flags = (*where, "--dataset=my_project:masks", "--model=my_project:segmentation", "--steps=40", "--replicas=2")
+        trainer(*flags, f"--run_dir={project / str(len(found))}", cwd=project)
+        out = trainer("evaluate", f"--run_dir={project / '0'}", *where, cwd=project).stdout
+        found.append(json.loads(out.splitlines()[-1]))
+    assert found[0]["test_iou"] > 0.5
+    assert all(f == pytest.approx(found[0], rel=1e-4) for f in found)
 
 
 def test_the_optimizer_of_a_compiled_model(project):

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.running import REPOSITORY, environment, trainer
+from trainer.errors import last_words
 
 PLANTED = """
 import keras, numpy as np
@@ -116,3 +117,21 @@ def test_a_wrong_loss_scale_of_ours_shows_in_the_bits(here: pathlib.Path):
 def test_verify_passes_on_built_in_models(model):
     data = ["--dataset=text(context=32)"] if model == "transformer" else []
     assert "it holds" in trainer("verify", f"--model={model}", *data, "--steps=3", cwd=REPOSITORY, timeout=900).stdout
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("", "no word"),
+        ("W0000 noise\nKilled\n", "Killed"),
+        ("onecurve: --model=a: is wrong\n  Fix: mend it\n", "--model=a: is wrong"),
+        ("[1] ValueError: b\n[0] more\nlaunch: process 1 ended with exit code 1\n", "ValueError: b"),
+        (
+            "Traceback:\nRuntimeError: Exception encountered when calling Cond.call().\n\n\x1b[1mits reason\x1b[0m\n\n"
+            "Arguments received by Cond.call():\n  • training=False\n",
+            "RuntimeError: Exception encountered when calling Cond.call(). its reason",
+        ),
+    ],
+)
+def test_the_last_words_of_a_process(said, told):
+    assert last_words(said) == told

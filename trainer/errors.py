@@ -1,5 +1,7 @@
 """Errors for people, and the exit codes by which scripts tell them apart."""
 
+import re
+
 OK = 0
 USER_ERROR = 2
 PREEMPTED = 75  # told to stop; state saved; start again to continue
@@ -25,3 +27,15 @@ class UserError(Exception):
         name = flag if flag[:1].isupper() else f"--{flag}"  # TF_CONFIG is no flag
         super().__init__(f"{name}={value}: {reason}\n  Fix: {fix}")
         self.exit_code = exit_code
+
+
+def last_words(said: str) -> str:
+    """What ended a process, of all that it said: the error, without what Keras or a launcher adds below it."""
+    lines = [line.strip() for line in re.sub(r"\x1b\[\d*m", "", said).splitlines() if line.strip()]
+    for i in range(len(lines) - 1, -1, -1):
+        if found := re.match(
+            r"(?:\[\d+\] )?(?:onecurve: (?P<user>.*)|(?P<bug>[\w.]+(?:Error|Exception)\b.*))", lines[i]
+        ):
+            keras = "Exception encountered when calling" in lines[i]  # and the next line says which
+            return found["user"] or " ".join([found["bug"], *lines[i + 1 : i + 2][:keras]])
+    return lines[-1] if lines else "no word"

@@ -5,11 +5,24 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 from keras.src import backend
+from keras.src.metrics import confusion_metrics
 from keras.src.trainers.compile_utils import CompileMetrics, get_loss
 
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.step import expand
+
+# Metrics that take weights of examples only where an example is one element.
+_OF_ELEMENTS = (
+    keras.metrics.AUC,
+    keras.metrics.IoU,
+    keras.metrics.Precision,
+    keras.metrics.Recall,
+    confusion_metrics.SensitivitySpecificityBase,
+    confusion_metrics._ConfusionMatrixConditionCount,
+)
 
 
 def compile_model(
@@ -55,6 +68,9 @@ def compile_model(
         raise UserError("model", config.model, reason, "name compile()'s arguments: metrics=[...] is not the third")
     metrics_object = CompileMetrics(None, metrics, output_names=getattr(model, "output_names", None))
     _build_metrics(config, metrics_object, y, y_pred)
+    for metric in metrics_object.metrics:
+        if isinstance(metric, _OF_ELEMENTS):
+            _weigh_elements(metric)
     if len(keras.tree.flatten(y)) != len(outputs):
         raise UserError(
             "model",
@@ -114,3 +130,21 @@ def _build_metrics(config: Config, metrics: CompileMetrics, y: Any, y_pred: Any)
             "give its update_state(y_true, y_pred, sample_weight=None) that argument: padding has weight 0",
         ) from error
     metrics.reset_state()
+
+
+def _weigh_elements(metric: keras.metrics.Metric) -> None:
+    """Lets a metric of elements take weights of examples (b,), whose labels are (b, ...)."""
+    update = metric.update_state
+
+    def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if sample_weight is not None and len(sample_weight.shape) < len(y_true.shape):
+            overlap = isinstance(metric, keras.metrics.IoU)
+            of_pixel = (
+                y_true if not overlap or metric.sparse_y_true else y_true[..., 0]
+            )  # else one number for each class
+            sample_weight = expand(sample_weight, of_pixel)
+            if overlap:
+                sample_weight = ops.broadcast_to(sample_weight, ops.shape(of_pixel))
+        return update(y_true, y_pred, sample_weight)
+
+    metric.update_state = update_state

@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import keras
+import keras.src.backend as keras_backend
 import keras.src.utils.module_utils as keras_modules
 import numpy as np
 
@@ -237,6 +238,8 @@ def _build_model(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, An
 
     try:
         y_pred = model(map_structure(symbol, x))  # builds a subclassed model, too
+        if any(None in output.shape for output in keras.tree.flatten(y_pred)):  # a layer left it open
+            y_pred = keras_backend.compute_output_spec(model, map_structure(symbol, x))
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(
             "model",

@@ -141,8 +141,8 @@ class Objective:
             w = ops.ones(values.shape[:1], "float32") if weight is None else ops.cast(weight, "float32")
             mask = getattr(output, "_keras_mask", None)
             if mask is not None and len(outputs) == 1:
-                w = _expand(w, values) * ops.cast(mask, "float32")
-            w = ops.broadcast_to(_expand(w, values), values.shape)
+                w = expand(w, values) * ops.cast(mask, "float32")
+            w = ops.broadcast_to(expand(w, values), values.shape)
             scale = 1.0 / (self._global_batch * math.prod(values.shape[1:]))
             objective += factor * ops.sum(values * w) * scale
             total_weight = ops.sum(w) * scale
@@ -251,7 +251,8 @@ def mean_state(sums: Sums, state: Sequence[Tensor], replicas: int) -> list[Tenso
     ]
 
 
-def _expand(w: Tensor, values: Tensor) -> Tensor:
+def expand(w: Tensor, values: Tensor) -> Tensor:
+    """Weights (b,) or (b, time) with as many dims as the values that they weigh."""
     while len(w.shape) < len(values.shape):
         w = ops.expand_dims(w, -1)
     return w

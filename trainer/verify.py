@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.config import Config
-from trainer.errors import OK, UserError
+from trainer.errors import OK, UserError, last_words
 
 STEPS = 8
 REPLICAS = 4
@@ -112,13 +112,15 @@ class Runs:
         """What model and data say when each is asked alone."""
         process = self._trainer("probe", f"--backend={self._config.backend or 'tensorflow'}")
         if process.returncode not in (0, 1) or not process.stdout.strip():
-            raise UserError("model", self._config.model, _last_line(process), "mend it; see python -m trainer --help")
+            raise UserError(
+                "model", self._config.model, last_words(process.stderr), "mend it; see python -m trainer --help"
+            )
         *findings, last = process.stdout.strip().splitlines()
         print("\n".join(findings))
         try:
             return dict(json.loads(last))
         except json.JSONDecodeError:
-            raise UserError("model", self._config.model, _last_line(process), "mend it") from None
+            raise UserError("model", self._config.model, last_words(process.stderr), "mend it") from None
 
     def rows(self, probed: dict[str, Any]) -> list[Row]:
         """The table's rows, not yet run."""
@@ -145,7 +147,7 @@ class Runs:
         if self._start == str(self._directory / "start"):
             process = self._trainer("--strategy=one_device", "--steps=0", f"--run_dir={self._start}")
             if process.returncode:
-                raise UserError("model", self._config.model, _last_line(process), "mend it")
+                raise UserError("model", self._config.model, last_words(process.stderr), "mend it")
 
     def run(self, row: Row) -> Row:
         """Runs a row and reads its curve."""
@@ -164,7 +166,7 @@ class Runs:
             processes=row.processes,
         )
         if process.returncode:
-            row.verdict = f"FAIL: ends with exit code {process.returncode}: {_last_line(process)}"
+            row.verdict = f"FAIL: ends with exit code {process.returncode}: {last_words(process.stderr)}"
             return row
         row.losses = [json.loads(line)["loss"] for line in (path / "metrics.jsonl").read_text().splitlines()]
         row.sha256 = json.loads((path / "summary.json").read_text())["weights_sha256"]
@@ -230,11 +232,6 @@ class Runs:
         command = [sys.executable, "-m", *program, *arguments, *self._flags]
         environment = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"}
         return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
-
-
-def _last_line(process: "subprocess.CompletedProcess[str]") -> str:
-    lines = (process.stderr or process.stdout).strip().splitlines()
-    return lines[-1].removeprefix("onecurve: ") if lines else "no word"
 
 
 def _table(rows: Sequence[Row]) -> str:
