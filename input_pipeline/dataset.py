@@ -1,6 +1,7 @@
 """A dataset as the run uses it: training, validation and evaluation sources, and the classes."""
 
 import dataclasses
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -56,12 +57,14 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
     """Checks what a dataset's loader returned and splits off the validation examples.
 
     Args:
-      loaded: an object or module with `train`, and perhaps `evaluation` and `classes`.
+      loaded: an object, module or dict with `train`, and perhaps `evaluation` and `classes`; or, as keras.datasets
+        return them, ((x_train, y_train), (x_test, y_test)); or the training examples alone.
       validation_fraction: share of the training examples held out; 0 validates on `evaluation`.
 
     Raises:
       DataError: no or empty training examples, labels out of range, nothing to evaluate on.
     """
+    loaded = _named(loaded)
     train, evaluation = (adapted(getattr(loaded, name, None)) for name in ("train", "evaluation"))
     for name, source in (("train", train), ("evaluation", evaluation)):
         if source is None and name == "evaluation":
@@ -87,6 +90,22 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
             raise DataError(f"{validation_fraction} of {len(train)} examples leaves nothing on one side")
         train, validation = Subset(train, kept), Subset(train, held_out)
     return Dataset(train, evaluation, classes, validation, *(getattr(loaded, k, None) for k in ("augment", "decode")))
+
+
+def _named(loaded: Any) -> Any:
+    """What was loaded, as an object with `train`."""
+    if isinstance(loaded, tuple) and len(loaded) == 2 and isinstance(loaded[0], tuple):
+        loaded = dict(zip(("train", "evaluation"), loaded, strict=True))
+    elif not (isinstance(loaded, dict) or hasattr(loaded, "train")) and isinstance(source := adapted(loaded), Source):
+        loaded = {"train": source}
+    if isinstance(loaded, dict):
+        loaded = types.SimpleNamespace(**loaded)
+    if not hasattr(loaded, "train"):
+        raise DataError(
+            f"it is a {type(loaded).__name__}, which has no `train`; return an object that has one, a source with a "
+            "length and read(ids), or arrays: ((x_train, y_train), (x_test, y_test))"
+        )
+    return loaded
 
 
 def check_labels(labels: Any, classes: int, where: str, ids: Any) -> None:

@@ -45,6 +45,9 @@ class Arrays:
 
     def __init__(self, *arrays: npt.NDArray[Any]) -> None:
         self.arrays = arrays
+        for array in arrays:
+            if array.dtype.kind in "OSU":
+                raise DataError(f"an array has dtype {array.dtype}: give numbers, in arrays of one shape")
         if len({len(array) for array in arrays}) != 1:
             raise DataError(f"the arrays differ in length: {[len(array) for array in arrays]}")
 
@@ -106,6 +109,10 @@ def adapted(given: Any) -> Any:
         from input_pipeline.stream import Stream
 
         return Stream(given)  # a tf.data.Dataset
+    if isinstance(given, tuple) and len(given) in (2, 3) and all(isinstance(array, np.ndarray) for array in given):
+        return Arrays(*given)
+    if hasattr(given, "num_batches"):
+        raise DataError(f"{type(given).__name__} is a keras.utils.PyDataset, which gives batches: give single examples")
     items = all(hasattr(given, name) for name in ("__len__", "__getitem__"))
     return Items(given) if items and not isinstance(given, Source) else given
 

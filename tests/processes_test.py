@@ -52,6 +52,7 @@ def test_processes_don_t_show_in_the_bits(backend, model, processes, tmp_path):
         assert deviation(curve(fast), curve(one)) <= 1e-5
 
 
+# By sgd where units have kinks: Adam can make percents of a difference in rounding (docs/decisions.md).
 DENSE = ("--model=dense", '--layout=[["dense/hidden/kernel", [null, "model"]]]')
 TRANSFORMER = (
     "--model=transformer(width=64,depth=2,heads=4,groups=2,hidden=128)",
@@ -67,7 +68,7 @@ CONVNET = (
     "--optimizer=sgd",
     '--layout=[["conv_1/kernel", [null, null, null, "model"]]]',
 )
-SLOTS = ("--model=mlp(units=512)", "--layout=zero1")
+SLOTS = ("--model=mlp(units=512)", "--optimizer=sgd(momentum=0.9)", "--layout=zero1")
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ import struct
 import time
 import zlib
 
+import keras
 import numpy as np
 import pytest
 from PIL import Image
 
 from input_pipeline import arrays, digits, images, mixture, records, table
 from input_pipeline.dataset import prepare
-from input_pipeline.source import DataError, example_spec
+from input_pipeline.source import DataError, example_spec, read
 from tests.running import summary, trainer
 
 DATA = digits.load()
@@ -224,6 +225,47 @@ def test_what_gives_one_example_at_a_time_is_a_source():
 
     data = prepare(Given, 0.0)
     assert (data.train.read(np.array([3, 1]))[0] == X[[3, 1]]).all()
+
+
+def test_what_load_may_return():
+    x, y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2])
+    items = [(x[i], y[i]) for i in range(6)]
+    for loaded, evaluated, classes in (
+        (((x, y), (x[:2], y[:2])), 2, 3),  # keras.datasets'
+        ((x, y), None, 3),
+        (items, None, None),
+        ({"train": items, "evaluation": (x[:4], y[:4]), "classes": 5}, 4, 5),
+    ):
+        found = prepare(loaded, 0.0)
+        assert len(found.train) == 6 and found.classes == classes
+        assert (found.evaluation and len(found.evaluation)) == evaluated
+        given = read(found.train, [4, 0])
+        assert np.array_equal(given[0], x[[4, 0]]) and np.array_equal(given[1], y[[4, 0]])
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return np.zeros((4, 2)), np.zeros(4)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "said"),
+    [
+        (Batches(), "gives batches"),
+        (iter([1]), "has no `train`"),
+        (np.zeros((4, 2)), "not a tuple"),
+        ((np.zeros(2), np.array(["a", "b"])), "dtype <U1"),
+        ((np.array([[1], [1, 2]], dtype=object), np.zeros(2)), "dtype object"),
+        ((np.zeros((4, 2)), np.zeros(3)), "differ in length"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else None,
+)
+def test_what_load_may_not_return(loaded, said):
+    with pytest.raises(DataError, match=said):
+        prepare(loaded, 0.0).facts()
 
 
 @pytest.mark.parametrize("examples", [1, 63, 64, 65])

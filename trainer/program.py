@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import hashlib
-import inspect
 import itertools
 import json
 import random
@@ -14,20 +13,16 @@ from typing import Any
 from unittest import mock
 
 import keras
-import keras.src.backend as keras_backend
 import keras.src.utils.module_utils as keras_modules
 import numpy as np
 
 from input_pipeline.dataset import Dataset
-from input_pipeline.source import map_structure
-from trainer import draws, optimizers, plugins, policy
+from trainer import building, draws, optimizers, policy
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.losses import compile_model
 from trainer.shards import Index, Piece, everything
 from trainer.step import Objective
-
-_OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")  # a run does not call them
 
 
 class Program:
@@ -60,7 +55,7 @@ class Program:
         np.random.seed(config.seed % 2**32)
         keras.config.set_dtype_policy(config.precision)
         with scope, draws.on_host():
-            self.model, y, y_pred = _build_model(config, dataset)
+            self.model, y, y_pred = building.build(config, dataset)
             self.optimizer = optimizers.create(config, self.model, steps)
             self.optimizer.build(self.model.trainable_variables)
         self._config, self._as_compiled = config, getattr(self.model, "optimizer", None) is self.optimizer
@@ -185,66 +180,3 @@ def kind(variable: keras.Variable) -> str:
     """The dtype of a variable, but 'int' for every integer: backends differ in the size of theirs."""
     dtype = keras.backend.standardize_dtype(variable.dtype)
     return "int" if "int" in dtype else dtype
-
-
-def _check_model(config: Config, model: keras.Model) -> None:
-    """Refuses what would be left out in silence, or would change with the devices."""
-    for method in _OF_FIT:
-        if getattr(type(model), method) is not getattr(keras.Model, method):
-            raise UserError(
-                "model",
-                config.model,
-                f"has a {method}() of its own ({type(model).__name__}), which only fit() calls: here a step is a "
-                "function of variables and examples, and a loss has one value for each example",
-                "give losses and metrics to compile(), what needs no labels to add_loss() in call(), and delete it",
-            )
-    for layer in model._flatten_layers():
-        if getattr(layer, "synchronized", False):
-            raise UserError(
-                "model",
-                config.model,
-                f"layer {layer.path} has synchronized=True: its statistics would be those of a step's examples on all "
-                "devices, and here they are a logical replica's, whatever the devices",
-                "delete it; with --replicas=1 they are those of the whole batch",
-            )
-
-
-def _build_model(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
-    """(the built model, symbolic labels, symbolic outputs)."""
-    x, y = dataset.spec[:2]
-    offered = {"input_shape": getattr(x, "shape", None), "classes": dataset.classes}
-    build, arguments = plugins.resolve(config.model, "model", "trainer.models", "build")
-    if not callable(build):
-        raise UserError("model", config.model, "is a module without build()", "define build(...) -> keras.Model")
-    offered = {k: v for k, v in offered.items() if v is not None}
-    if config.remat:
-        if keras.config.backend() == "tensorflow":
-            raise UserError(
-                "remat",
-                True,
-                "does not work on TensorFlow: keras.remat there loses the gradients of the variables that it reads",
-                "use --strategy=device_mesh, or --backend=jax",
-            )
-        if "remat" not in inspect.signature(build).parameters:
-            raise UserError("remat", True, f"--model={config.model} does not support it", "let its build take remat")
-        offered["remat"] = True
-    model = plugins.call(build, arguments, offered, flag="model", spec=config.model)
-    if not isinstance(model, keras.Model):
-        raise UserError("model", config.model, f"build() returned a {type(model).__name__}", "return a keras.Model")
-    _check_model(config, model)
-
-    def symbol(spec: Any) -> keras.KerasTensor:
-        return keras.KerasTensor((1, *spec.shape), str(spec.dtype))
-
-    try:
-        y_pred = model(map_structure(symbol, x))  # builds a subclassed model, too
-        if any(None in output.shape for output in keras.tree.flatten(y_pred)):  # a layer left it open
-            y_pred = keras_backend.compute_output_spec(model, map_structure(symbol, x))
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise UserError(
-            "model",
-            config.model,
-            f"does not take the examples of --dataset={config.dataset} ({x}): {error}",
-            "give the model the dataset's shape: name input_shape in build's signature",
-        ) from error
-    return model, map_structure(symbol, y), y_pred

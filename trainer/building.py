@@ -1,0 +1,93 @@
+"""The user's model: built from the dataset's facts, and refused where a run would not be what it says."""
+
+import inspect
+from typing import Any
+
+import keras
+import keras.src.backend as keras_backend
+
+from input_pipeline.dataset import Dataset
+from input_pipeline.source import map_structure
+from trainer import plugins
+from trainer.config import Config
+from trainer.errors import UserError
+
+_OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")  # a run does not call them
+
+
+def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
+    """Calls the model's build() with what it names of the dataset's facts.
+
+    Returns:
+      (the built model, symbolic labels, symbolic outputs), of a batch of one example.
+
+    Raises:
+      UserError: it needs something else, returns no model, or one that does not take the examples.
+    """
+    x, y = dataset.spec[:2]
+    offered = {"input_shape": getattr(x, "shape", None), "classes": dataset.classes}
+    make, arguments = plugins.resolve(config.model, "model", "trainer.models", "build")
+    if not callable(make):
+        raise UserError("model", config.model, "is a module without build()", "define build(...) -> keras.Model")
+    needed = [k for k, p in inspect.signature(make).parameters.items() if p.default is p.empty and k not in arguments]
+    for fact in (name for name, value in offered.items() if value is None and name in needed):
+        raise UserError(
+            "dataset",
+            config.dataset,
+            f"does not tell `{fact}`, which --model={config.model} needs",
+            f"give what it loads that attribute, or say --model='{config.model.partition('(')[0]}({fact}=...)'",
+        )
+    offered = {k: v for k, v in offered.items() if v is not None}
+    if config.remat:
+        if keras.config.backend() == "tensorflow":
+            raise UserError(
+                "remat",
+                True,
+                "does not work on TensorFlow: keras.remat there loses the gradients of the variables that it reads",
+                "use --strategy=device_mesh, or --backend=jax",
+            )
+        if "remat" not in inspect.signature(make).parameters:
+            raise UserError("remat", True, f"--model={config.model} does not support it", "let its build take remat")
+        offered["remat"] = True
+    model = plugins.call(make, arguments, offered, flag="model", spec=config.model)
+    if not isinstance(model, keras.Model):
+        raise UserError("model", config.model, f"build() returned a {type(model).__name__}", "return a keras.Model")
+    _check(config, model)
+
+    def symbol(spec: Any) -> keras.KerasTensor:
+        return keras.KerasTensor((1, *spec.shape), str(spec.dtype))
+
+    try:
+        y_pred = model(map_structure(symbol, x))  # builds a subclassed model, too
+        if any(None in output.shape for output in keras.tree.flatten(y_pred)):  # a layer left it open
+            y_pred = keras_backend.compute_output_spec(model, map_structure(symbol, x))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UserError(
+            "model",
+            config.model,
+            f"does not take the examples of --dataset={config.dataset} ({x}): {error}",
+            "give the model the dataset's shape: name input_shape in build's signature",
+        ) from error
+    return model, map_structure(symbol, y), y_pred
+
+
+def _check(config: Config, model: keras.Model) -> None:
+    """Refuses what would be left out in silence, or would change with the devices."""
+    for method in _OF_FIT:
+        if getattr(type(model), method) is not getattr(keras.Model, method):
+            raise UserError(
+                "model",
+                config.model,
+                f"has a {method}() of its own ({type(model).__name__}), which only fit() calls: here a step is a "
+                "function of variables and examples, and a loss has one value for each example",
+                "give losses and metrics to compile(), what needs no labels to add_loss() in call(), and delete it",
+            )
+    for layer in model._flatten_layers():
+        if getattr(layer, "synchronized", False):
+            raise UserError(
+                "model",
+                config.model,
+                f"layer {layer.path} has synchronized=True: its statistics would be those of a step's examples on all "
+                "devices, and here they are a logical replica's, whatever the devices",
+                "delete it; with --replicas=1 they are those of the whole batch",
+            )
