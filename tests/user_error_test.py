@@ -77,6 +77,12 @@ def third_argument(input_shape, classes):
     return model
 
 
+def summed(input_shape, classes):
+    model = linear(input_shape, classes)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum"))
+    return model
+
+
 def compiled(input_shape, classes, **arguments):
     model = linear(input_shape, classes)
     model.compile(keras.optimizers.SGD(0.1, **arguments), "sparse_categorical_crossentropy")
@@ -137,6 +143,7 @@ def project(tmp_path):
         (["--model=user_project:own_step"], ["train_step() of its own (OwnStep)", "add_loss()"]),
         (["--model=user_project:synchronized"], ["normalization", "synchronized=True", "--replicas=1"]),
         (["--model=user_project:third_argument"], ["loss_weights=['accuracy']", "metrics=[...]"]),
+        (["--model=user_project:summed"], ["reduction='sum'", "mean over a step's examples"]),
         (["--model=user_project:compiled", "--learning_rate=0.1"], ["compiled with SGD", "--optimizer=adam"]),
         (["--model=user_project:compiled(gradient_accumulation_steps=2)"], ["accumulates gradients", "--replicas"]),
         (["--model=user_project:not_for_xla"], ["--model=in_python", "XLA", "EagerPyFunc", "jit_compile=False"]),

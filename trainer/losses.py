@@ -50,7 +50,7 @@ def compile_model(
                 "compile it in build(): model.compile(loss=..., metrics=[...])",
             )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        loss_weights, metrics = None, ["accuracy"]
+        loss_weights, metrics = None, _both(given.get("metrics"), given.get("weighted_metrics")) or ["accuracy"]
     # Every metric is a weighted one: the padding of the last evaluation batch has weight 0.
     model.compile(
         optimizer,
@@ -78,8 +78,15 @@ def compile_model(
             f"has {len(outputs)} outputs, but an example has {len(keras.tree.flatten(y))} labels",
             "return one label per output from the source",
         )
-    targets = keras.tree.flatten(y)
-    return [get_loss(*given) for given in zip(losses, targets, outputs, strict=True)], weights, metrics_object
+    found = [get_loss(*given) for given in zip(losses, keras.tree.flatten(y), outputs, strict=True)]
+    if any(getattr(each, "reduction", None) == "sum" for each in found):
+        raise UserError(
+            "model",
+            config.model,
+            "has a loss with reduction='sum': a run's loss is the mean over a step's examples, by their weights",
+            "leave `reduction` out, and give --learning_rate what the sum would have given",
+        )
+    return found, weights, metrics_object
 
 
 def _both(metrics: Any, weighted_metrics: Any) -> Any:
