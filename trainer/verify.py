@@ -112,15 +112,17 @@ class Runs:
         """What model and data say when each is asked alone."""
         process = self._trainer("probe", f"--backend={self._config.backend or 'tensorflow'}")
         if process.returncode not in (0, 1) or not process.stdout.strip():
-            raise UserError(
-                "model", self._config.model, last_words(process.stderr), "mend it; see python -m trainer --help"
-            )
+            raise self._mistake(process)
         *findings, last = process.stdout.strip().splitlines()
         print("\n".join(findings))
         try:
             return dict(json.loads(last))
         except json.JSONDecodeError:
-            raise UserError("model", self._config.model, last_words(process.stderr), "mend it") from None
+            raise self._mistake(process) from None
+
+    def _mistake(self, process: "subprocess.CompletedProcess[str]") -> UserError:
+        said = last_words(process.stderr).removeprefix(f"--model={self._config.model}: ")
+        return UserError("model", self._config.model, said, "mend it; python -m trainer with these flags says more")
 
     def rows(self, probed: dict[str, Any]) -> list[Row]:
         """The table's rows, not yet run."""
@@ -147,7 +149,7 @@ class Runs:
         if self._start == str(self._directory / "start"):
             process = self._trainer("--strategy=one_device", "--steps=0", f"--run_dir={self._start}")
             if process.returncode:
-                raise UserError("model", self._config.model, last_words(process.stderr), "mend it")
+                raise self._mistake(process)
 
     def run(self, row: Row) -> Row:
         """Runs a row and reads its curve."""
