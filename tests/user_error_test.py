@@ -71,6 +71,11 @@ def synchronized(input_shape, classes):
     return keras.Sequential([linear(input_shape, classes), normalization])
 
 
+def carrying(input_shape, classes):
+    recurrent = keras.layers.LSTM(4, stateful=True, name="recurrent")
+    return keras.Sequential([keras.Input(input_shape[:2], batch_size=64), recurrent, keras.layers.Dense(classes)])
+
+
 def third_argument(input_shape, classes):
     model = linear(input_shape, classes)
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), ["accuracy"])
@@ -142,6 +147,7 @@ def project(tmp_path):
         (["--model=user_project:scalar_loss"], ["not one value per example"]),
         (["--model=user_project:own_step"], ["train_step() of its own (OwnStep)", "add_loss()"]),
         (["--model=user_project:synchronized"], ["normalization", "synchronized=True", "--replicas=1"]),
+        (["--model=user_project:carrying"], ["recurrent", "stateful=True", "random order"]),
         (["--model=user_project:third_argument"], ["loss_weights=['accuracy']", "metrics=[...]"]),
         (["--model=user_project:summed"], ["reduction='sum'", "mean over a step's examples"]),
         (["--model=user_project:compiled", "--learning_rate=0.1"], ["compiled with SGD", "--optimizer=adam"]),

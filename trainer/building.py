@@ -91,3 +91,11 @@ def _check(config: Config, model: keras.Model) -> None:
                 "devices, and here they are a logical replica's, whatever the devices",
                 "delete it; with --replicas=1 they are those of the whole batch",
             )
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise UserError(
+                "model",
+                config.model,
+                f"layer {layer.path} has stateful=True: it would carry what it saw in one batch into the next, and here "
+                "examples come in random order",
+                "delete it, and give each sequence whole",
+            )

@@ -45,7 +45,7 @@ def describe(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     names, schedules = [], []
     for each in each_of(optimizer):
         given = each.get_config()
-        rate = given.pop("learning_rate")
+        rate = given.pop("learning_rate", None)
         names.append(_spelt(type(each).__name__, given))
         schedules.append(_spelt(rate["class_name"], rate["config"]) if isinstance(rate, dict) else "constant")
     rate = float(str(keras.ops.convert_to_numpy(each_of(optimizer)[0].learning_rate)))  # 0.01, not 0.009999999776
