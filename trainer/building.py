@@ -95,7 +95,7 @@ def _check(config: Config, model: keras.Model) -> None:
             raise UserError(
                 "model",
                 config.model,
-                f"layer {layer.path} has stateful=True: it would carry what it saw in one batch into the next, and here "
+                f"layer {layer.path} has stateful=True: it would carry what it saw in one batch into the next, and "
                 "examples come in random order",
                 "delete it, and give each sequence whole",
             )
