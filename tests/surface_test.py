@@ -71,6 +71,15 @@ class Net(keras.Model):
         return self.out(self.hidden(keras.ops.square(inputs["points"])))
 
 
+def loaded(input_shape, classes):
+    model = keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
+    model.compile(keras.optimizers.SGD(0.05), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.iterations.assign(7)  # as if it had been trained
+    model.save("trained.keras")
+    return keras.models.load_model("trained.keras")
+
+
 def masks():
     class Masks:
         def __init__(self, examples, seed):
@@ -195,7 +204,7 @@ def test_own_compiled_model_and_weights(project):
     runs = []
     for strategy in (["--backend=tensorflow"], ["--strategy=mirrored", "--devices=2"]):
         runs.append(project / f"run{len(runs)}")
-        trainer(
+        ran = trainer(
             *strategy,
             "--dataset=my_project:weighted",
             "--model=my_project:compiled",
@@ -206,6 +215,7 @@ def test_own_compiled_model_and_weights(project):
             f"--run_dir={runs[-1]}",
             cwd=project,
         )
+        assert "float32; adam, learning rate 0.001" in ran.stdout  # compile() was given none
     assert deviation(curve(runs[0]), curve(runs[1])) <= 1e-5
     final = summary(runs[0])["final"]
     assert {"test_binary_accuracy", "test_auc", "auc"} <= final.keys()
@@ -239,6 +249,8 @@ def test_the_optimizer_of_a_compiled_model(project):
         assert "Adam(" in out and "+ SGD(" in out and "learning rate 0.01 (constant + constant)" in out
     assert max(deviation(curve(runs[0]), curve(run)) for run in runs) <= 1e-5
     assert summary(runs[0])["final"]["loss"] < 1
+    out = trainer("--backend=jax", "--model=my_project:loaded", "--steps=10", "--run_dir=loaded", cwd=project).stdout
+    assert "SGD(" in out and "learning rate 0.05" in out and "done at step 10" in out
     trainer(*flags, "--steps=20", f"--run_dir={project / 'cut'}", cwd=project)
     changed = [*flags, "--model=my_project:two_rates(rate=0.02)", "--steps=40", f"--run_dir={project / 'cut'}"]
     said = trainer(*changed, cwd=project, code=2).stderr

@@ -1,10 +1,15 @@
 """The user's model: built from the dataset's facts, and refused where a run would not be what it says."""
 
+import contextlib
+import functools
 import inspect
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import keras
 import keras.src.backend as keras_backend
+from keras.src.trainers.trainer import Trainer
 
 from input_pipeline.dataset import Dataset
 from input_pipeline.source import map_structure
@@ -49,7 +54,8 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
         if "remat" not in inspect.signature(make).parameters:
             raise UserError("remat", True, f"--model={config.model} does not support it", "let its build take remat")
         offered["remat"] = True
-    model = plugins.call(make, arguments, offered, flag="model", spec=config.model)
+    with _noting_optimizers():
+        model = plugins.call(make, arguments, offered, flag="model", spec=config.model)
     if not isinstance(model, keras.Model):
         raise UserError("model", config.model, f"build() returned a {type(model).__name__}", "return a keras.Model")
     _check(config, model)
@@ -69,6 +75,20 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
             "give the model the dataset's shape: name input_shape in build's signature",
         ) from error
     return model, map_structure(symbol, y), y_pred
+
+
+@contextlib.contextmanager
+def _noting_optimizers() -> Iterator[None]:
+    """Marks models whose compile() was given an optimizer: afterwards its default looks like one that was."""
+    compile_ = Trainer.compile
+
+    @functools.wraps(compile_)
+    def noting(model: keras.Model, *args: Any, **kwargs: Any) -> None:
+        compile_(model, *args, **kwargs)
+        model.optimizer_is_given = bool(args) or "optimizer" in kwargs
+
+    with mock.patch.object(Trainer, "compile", noting):
+        yield
 
 
 def _check(config: Config, model: keras.Model) -> None:

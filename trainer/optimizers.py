@@ -17,6 +17,8 @@ _NOT_BY_NAME = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")  # a base c
 def create(config: Config, model: keras.Model, steps: int) -> keras.optimizers.Optimizer:
     """The optimizer of a run of `steps` steps, with its schedule, and loss scaling under mixed_float16."""
     own = None if config.optimizer else compiled_with(model)
+    if own is not None and own.built:  # of a model that was trained before and loaded: a run begins at step 0
+        own = type(own).from_config(own.get_config())
     optimizer = _by_name(config, _schedule(config, steps)) if own is None else own
     for flag in ("learning_rate", "schedule") if own is not None else ():
         if (value := getattr(config, flag)) != getattr(Config, flag):
@@ -35,9 +37,8 @@ def create(config: Config, model: keras.Model, steps: int) -> keras.optimizers.O
 
 
 def compiled_with(model: keras.Model) -> keras.optimizers.Optimizer | None:
-    """The optimizer that compile() was called with; None for Keras's default, which tells nothing."""
-    chosen = model.compiled and model._compile_config.config["optimizer"] != "rmsprop"
-    return model.optimizer if chosen else None
+    """The optimizer that compile() was given, if any."""
+    return model.optimizer if getattr(model, "optimizer_is_given", False) else None
 
 
 def describe(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:

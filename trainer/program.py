@@ -58,7 +58,8 @@ class Program:
             self.model, y, y_pred = building.build(config, dataset)
             self.optimizer = optimizers.create(config, self.model, steps)
             self.optimizer.build(self.model.trainable_variables)
-        self._config, self._as_compiled = config, getattr(self.model, "optimizer", None) is self.optimizer
+        self._config = config
+        self._as_compiled = not config.optimizer and optimizers.compiled_with(self.model) is not None
         # Whether compile() of the user's model asked for XLA; JAX knows nothing else.
         self.jit_compile = self.model.compiled and self.model._compile_config.config["jit_compile"] is True
         losses, loss_weights, metrics = compile_model(config, self.model, self.optimizer, y, y_pred)
