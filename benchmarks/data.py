@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import page
-from benchmarks.paired import Side, in_turn, ratio
+from benchmarks.paired import WARM_UP, Side, in_turn, ratio
 from benchmarks.rounds import training
 
 EXAMPLES, BATCH = 60_000, 512
@@ -173,8 +173,8 @@ def _seek(source: Any, position: int, tf: Any, x: Any, y: Any) -> page.Row:
 
     begin = time.perf_counter()
     skip()
-    rounds = 5 if time.perf_counter() - begin < 1 else 1
-    measured = in_turn({"ours": ours, "skip": skip}, rounds=rounds)
+    slow = time.perf_counter() - begin > 1  # then once more will do
+    measured = in_turn({"ours": ours, "skip": skip}, *((1, 0) if slow else (5, WARM_UP)))
     found = ratio(measured["ours"], measured["skip"])
     own, theirs = (f"{1e3 * measured[side].median:.3g} ms" for side in ("ours", "skip"))
     text, value = f"{found.paired:.3g}", 1e3 * measured["ours"].median

@@ -52,24 +52,27 @@ class Ratio(NamedTuple):
         return abs(self.paired / self.least - 1) > _DISAGREEMENT
 
 
-def in_turn(sides: Mapping[K, Callable[[], float]], rounds: int = ROUNDS, tolerance: float = 1e-3) -> dict[K, Side]:
+def in_turn(
+    sides: Mapping[K, Callable[[], float]], rounds: int = ROUNDS, warm_up: int = WARM_UP, tolerance: float = 1e-3
+) -> dict[K, Side]:
     """Runs A B C A B C ..., the first rounds to warm up.
 
     Args:
       sides: each does the whole work once and returns what came of it, a loss or a sum.
       rounds: that count.
+      warm_up: rounds before them, that do not.
       tolerance: relative, within which all sides must return the same.
 
     Raises:
       SystemExit: they compute different things.
     """
     measured = {name: Side([], []) for name in sides}
-    for turn in range(WARM_UP + rounds):
+    for turn in range(warm_up + rounds):
         results = {}
         for name, side in sides.items():
             wall, cpu = time.perf_counter(), time.process_time()
             results[name] = side()
-            if turn >= WARM_UP:
+            if turn >= warm_up:
                 measured[name].wall.append(time.perf_counter() - wall)
                 measured[name].cpu.append(time.process_time() - cpu)
         if turn == 0:

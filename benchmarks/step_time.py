@@ -139,7 +139,7 @@ def _watched(name: str, batch: int, steps: int) -> page.Row:
         with run(dataclasses.replace(config, steps=10**7), steps) as (watched, more):
             # Each tells another thing, and is asked for its variables in the end.
             sides = {"run": more, "alone": training(alone)}
-            measured = in_turn(sides, tolerance=float("inf"))
+            measured = in_turn(sides, rounds=7, tolerance=float("inf"))
             if watched.program.weights_sha256() != alone.program.weights_sha256():
                 raise SystemExit("the run has trained other variables than its steps alone")
     found = ratio(measured["run"], measured["alone"])
