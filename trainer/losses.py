@@ -146,12 +146,11 @@ def _weigh_elements(metric: keras.metrics.Metric) -> None:
     def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         if sample_weight is not None and len(sample_weight.shape) < len(y_true.shape):
             overlap = isinstance(metric, keras.metrics.IoU)
-            of_pixel = (
-                y_true if not overlap or metric.sparse_y_true else y_true[..., 0]
-            )  # else one number for each class
-            sample_weight = expand(sample_weight, of_pixel)
+            one_hot = overlap and not metric.sparse_y_true
+            elements = y_true[..., 0] if one_hot else y_true
+            sample_weight = expand(sample_weight, elements)
             if overlap:
-                sample_weight = ops.broadcast_to(sample_weight, ops.shape(of_pixel))
+                sample_weight = ops.broadcast_to(sample_weight, ops.shape(elements))
         return update(y_true, y_pred, sample_weight)
 
     metric.update_state = update_state
