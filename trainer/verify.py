@@ -121,7 +121,7 @@ class Runs:
             raise self._mistake(process) from None
 
     def _mistake(self, process: "subprocess.CompletedProcess[str]") -> UserError:
-        said = last_words(process.stderr).removeprefix(f"--model={self._config.model}: ")
+        said = last_words(process.stderr or process.stdout).removeprefix(f"--model={self._config.model}: ")
         return UserError("model", self._config.model, said, "mend it; python -m trainer with these flags says more")
 
     def rows(self, probed: dict[str, Any]) -> list[Row]:
@@ -168,7 +168,9 @@ class Runs:
             processes=row.processes,
         )
         if process.returncode:
-            row.verdict = f"FAIL: ends with exit code {process.returncode}: {last_words(process.stderr)}"
+            row.verdict = (
+                f"FAIL: ends with exit code {process.returncode}: {last_words(process.stderr or process.stdout)}"
+            )
             return row
         row.losses = [json.loads(line)["loss"] for line in (path / "metrics.jsonl").read_text().splitlines()]
         row.sha256 = json.loads((path / "summary.json").read_text())["weights_sha256"]
