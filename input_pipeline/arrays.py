@@ -11,7 +11,7 @@ from input_pipeline.source import Arrays, DataError
 
 
 def load(data_dir: str, classes: int | None = None) -> Dataset:
-    """x_train, y_train and perhaps weight_train; and perhaps x_test, y_test, weight_test, each (examples, ...).
+    """x_train and perhaps y_train, weight_train; and perhaps x_test, y_test, weight_test, each (examples, ...).
 
     Args:
       data_dir: a directory of .npy files, which stay on the disk, or an .npz file, which is read into memory.
@@ -22,13 +22,19 @@ def load(data_dir: str, classes: int | None = None) -> Dataset:
     """
     path = pathlib.Path(data_dir).expanduser()
     arrays = _of_npz(path) if path.is_file() else _of_directory(path)
-    if not {"x_train", "y_train"} <= arrays.keys():
-        raise DataError(f"{path} holds {', '.join(sorted(arrays)) or 'no arrays'}, and x_train and y_train are needed")
-    train, test = (
-        [arrays[f"{name}_{part}"] for name in ("x", "y", "weight") if f"{name}_{part}" in arrays]
-        for part in ("train", "test")
-    )
-    return Dataset(Arrays(*train), Arrays(*test) if len(test) > 1 else None, classes)
+    train, test = (_source(arrays, part) for part in ("train", "test"))
+    if train is None:
+        raise DataError(f"{path} holds {', '.join(sorted(arrays)) or 'no arrays'}, and x_train is needed")
+    return Dataset(train, test, classes)
+
+
+def _source(arrays: dict[str, npt.NDArray], part: str) -> Arrays | None:
+    x, y, weight = (arrays.get(f"{name}_{part}") for name in ("x", "y", "weight"))
+    if x is None:
+        return None
+    if y is None and weight is not None:
+        raise DataError(f"there is a weight_{part} without y_{part}")
+    return Arrays(*(array for array in (x, y, weight) if array is not None))
 
 
 def _of_directory(path: pathlib.Path) -> dict[str, npt.NDArray]:

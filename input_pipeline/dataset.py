@@ -75,11 +75,11 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
             raise DataError(f"its {name!r} is empty (0 examples)")
     assert train is not None
     classes = getattr(loaded, "classes", None)
-    labels = train.arrays[1] if isinstance(train, Arrays) else None
+    labels = train.arrays[1] if isinstance(train, Arrays) and len(train.arrays) > 1 else None
     if classes is None and labels is not None and np.issubdtype(labels.dtype, np.integer):
         classes = int(labels.max()) + 1
     for name, source in (("train", train), ("evaluation", evaluation)):
-        if isinstance(source, Arrays) and classes is not None:
+        if isinstance(source, Arrays) and classes is not None and len(source.arrays) > 1:
             check_labels(source.arrays[1], classes, f"{name!r}", np.arange(len(source)))
     validation = evaluation
     if validation_fraction and is_streamed(train):

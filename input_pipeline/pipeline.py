@@ -135,8 +135,11 @@ class Pipeline:
         batch = map_structure(lambda a: a.reshape(ids.shape + a.shape[1:]), {"x": x, "y": y})
         batch["key"] = order.keys(self.seed, step[..., 0], replica[:, 0])
         if weight or self._padded:
-            given = weight[0].reshape(ids.shape) if weight else np.ones(ids.shape)
-            batch["weight"] = np.where(position < n, given, 0).astype(np.float32) if self._padded else given
+            given = (weight[0] if weight else np.ones(ids.size)).astype(np.float32)
+            given = given.reshape(ids.shape + given.shape[1:])
+            if self._padded:
+                given[position >= n] = 0
+            batch["weight"] = given
         return batch
 
     def _ids(self, position: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -170,7 +173,7 @@ class Pipeline:
         spec = map_structure(lambda s: Spec(leading + s.shape, s.dtype), {"x": x, "y": y})
         spec["key"] = Spec((*leading[:2], 2), np.dtype(np.uint32))
         if weight or self._padded:
-            spec["weight"] = Spec(leading, np.dtype(np.float32) if self._padded else weight[0].dtype)
+            spec["weight"] = Spec(leading + (weight[0].shape if weight else ()), np.dtype(np.float32))
         return dict(spec)
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from input_pipeline import order
 from input_pipeline.memory import gather
 
-Example = Any  # a nested structure of arrays, as Keras takes it: (x, y) or (x, y, weight)
+Example = Any  # (x, y) or (x, y, weight), each a nested structure of arrays; without labels y is ()
 
 
 class DataError(ValueError):
@@ -31,8 +31,9 @@ class Source(Protocol):
           ids: int64 (batch,), each in [0, len(self)), in any order and perhaps repeated.
 
         Returns:
-          (x, y) or (x, y, weight), each a (nested) array whose first dim is batch. A pure function of
-          ids: the same id gives the same bytes at every call in every process.
+          (x, y) or (x, y, weight), each a (nested) array whose first dim is batch; x alone where there are no
+          labels; weight (batch,) or (batch, time). A pure function of ids: the same id gives the same bytes
+          at every call in every process.
         """
 
 
@@ -40,7 +41,7 @@ class Arrays:
     """Examples that lie in memory (or in memory-mapped files).
 
     Args:
-      arrays: x, y and perhaps weight, each (examples, ...).
+      arrays: x, and perhaps y and weight, each (examples, ...).
     """
 
     def __init__(self, *arrays: npt.NDArray[Any]) -> None:
@@ -80,7 +81,7 @@ class Items:
     """What gives one example at a time, such as grain's and tfds' data sources.
 
     Args:
-      items: has a length, and items[id] -> (x, y) or (x, y, weight).
+      items: has a length, and items[id] -> (x, y), (x, y, weight), or x alone.
     """
 
     def __init__(self, items: Any) -> None:
@@ -109,6 +110,8 @@ def adapted(given: Any) -> Any:
         from input_pipeline.stream import Stream
 
         return Stream(given)  # a tf.data.Dataset
+    if isinstance(given, np.ndarray):
+        return Arrays(given)
     if isinstance(given, tuple) and len(given) in (2, 3) and all(isinstance(array, np.ndarray) for array in given):
         return Arrays(*given)
     if hasattr(given, "num_batches"):
@@ -130,16 +133,21 @@ def example_spec(source: Source) -> Example:
 
 
 def read(source: Source, ids: Sequence[int] | npt.NDArray[np.int64]) -> Example:
-    """`source.read(ids)` as numpy arrays, checked: a tuple of two or three, with len(ids) rows each.
+    """`source.read(ids)` as numpy arrays, checked: (x, y) or (x, y, weight), with len(ids) rows each.
 
     Raises:
       DataError: the source returned something else.
     """
     ids = np.asarray(ids, np.int64)
     example = source.read(ids)
-    if not isinstance(example, tuple) or len(example) not in (2, 3):
-        raise DataError(f"read(ids) returned {type(example).__name__}, not a tuple (x, y) or (x, y, weight)")
-    example = map_structure(np.asarray, example)
+    if isinstance(example, dict) or hasattr(example, "shape"):
+        example = (example,)
+    if not isinstance(example, tuple) or len(example) not in (1, 2, 3):
+        raise DataError(
+            f"read(ids) returned {type(example).__name__}, not a tuple (x, y) or (x, y, weight), or x alone"
+        )
+    x, y, *weight = (*example, ()) if len(example) == 1 else example
+    example = map_structure(np.asarray, (x, () if y is None else y, *weight))
     for array in flatten(example):
         if array.shape[:1] != ids.shape:
             raise DataError(f"read() of {len(ids)} ids returned an array of shape {array.shape}")

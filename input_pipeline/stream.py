@@ -19,10 +19,10 @@ class Stream:
     To go on at a position, what lies before it is read again, by every process; `--cache` reads all once.
 
     Args:
-      dataset: a tf.data.Dataset of single examples (x, y) or (x, y, weight), the same at each pass over it.
+      dataset: a tf.data.Dataset of single examples (x, y), (x, y, weight), or x alone, the same at each pass over it.
 
     Raises:
-      DataError: it does not tell its length, or its elements are no such tuples.
+      DataError: it does not tell its length.
     """
 
     streamed = True
@@ -33,13 +33,11 @@ class Stream:
             kind = "is endless" if self._length == -1 else "does not know its length"
             fix = "end it by .take(n)" if self._length == -1 else "apply tf.data.experimental.assert_cardinality(n)"
             raise DataError(f"the tf.data.Dataset {kind}, and passes are counted: {fix}")
-        if not isinstance(dataset.element_spec, tuple) or len(dataset.element_spec) not in (2, 3):
-            raise DataError(f"the tf.data.Dataset gives {dataset.element_spec}, not single examples (x, y)")
         self._lock = threading.Lock()
         self._chunks: Any = iter(())
         self._held: Example = ()  # examples from `_start` to before `_end`
         self._start = self._end = -1
-        self._first: Example = ()
+        self._first: Example = None
 
     def __len__(self) -> int:
         return self._length
@@ -52,7 +50,7 @@ class Stream:
         return merged(parts, np.concatenate) if len(parts) > 1 else parts[0]
 
     def _range(self, first: int, end: int) -> Example:
-        if (first, end) == (0, 1) and self._first:
+        if (first, end) == (0, 1) and self._first is not None:
             return self._first  # asked for its shape again and again
         if not self._start <= first <= self._end:
             self._seek(first)

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from launch.autopsy import Standstill, kills_for_memory, lack_of_memory
+from trainer import console
 
 FINAL = (0, 2, 66, 76, 78)  # done; or what another start would meet again: trainer/errors.py
 USER_ERROR = 2
@@ -100,12 +101,13 @@ def _flag(flags: Sequence[str], name: str) -> str:
 
 
 class _Signals:
-    """What the launcher was told: to stop (SIGINT, SIGTERM) or to go on with all processes (SIGUSR1)."""
+    """What the launcher was told: to stop (SIGINT, SIGTERM, SIGHUP) or to go on with all processes (SIGUSR1)."""
 
     def __init__(self) -> None:
         self.stop, self.grow, self.pending = False, False, list[int]()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: object) -> None:
         self.stop |= number != signal.SIGUSR1
@@ -188,7 +190,7 @@ class Group:
             preexec_fn=_end_with_parent,
         )
         assert process.stdout
-        log = self._logs / f"process-{index}.log"
+        log = console.Lossy(self._logs / f"process-{index}.log", "a")
         self._readers.append(threading.Thread(target=_copy, args=(process.stdout, log, index), daemon=True))
         self._readers[-1].start()
         return process
@@ -208,11 +210,11 @@ def _own_gpus(index: int, count: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, share))}
 
 
-def _copy(stream: IO[bytes], path: pathlib.Path, index: int) -> None:
-    with open(path, "ab") as log:
+def _copy(stream: IO[bytes], log: console.Lossy, index: int) -> None:
+    """Reads on whatever becomes of the copies: a process whose output nobody takes stands still."""
+    with log:
         for line in stream:
             log.write(line)
-            log.flush()
             sys.stdout.write(f"[{index}] {line.decode(errors='replace')}")
             sys.stdout.flush()
 
@@ -237,4 +239,5 @@ def free_ports(count: int) -> list[int]:
 
 
 if __name__ == "__main__":
+    console.make_lossy()
     sys.exit(main(sys.argv[1:]))

@@ -13,6 +13,7 @@ FLOORS = {
     "trainer.clock": 0,
     "trainer.cluster": 0,
     "trainer.config": 0,
+    "trainer.console": 0,
     "trainer.connection": 0,
     "trainer.meeting": 0,
     "trainer.peers": 0,

@@ -234,13 +234,15 @@ def test_what_load_may_return():
         (((x, y), (x[:2], y[:2])), 2, 3),  # keras.datasets'
         ((x, y), None, 3),
         (items, None, None),
+        (x, None, None),  # without labels
         ({"train": items, "evaluation": (x[:4], y[:4]), "classes": 5}, 4, 5),
     ):
         found = prepare(loaded, 0.0)
         assert len(found.train) == 6 and found.classes == classes
         assert (found.evaluation and len(found.evaluation)) == evaluated
         given = read(found.train, [4, 0])
-        assert np.array_equal(given[0], x[[4, 0]]) and np.array_equal(given[1], y[[4, 0]])
+        assert np.array_equal(given[0], x[[4, 0]])
+        assert given[1] == () if loaded is x else np.array_equal(given[1], y[[4, 0]])
 
 
 class Batches(keras.utils.PyDataset):
@@ -256,7 +258,7 @@ class Batches(keras.utils.PyDataset):
     [
         (Batches(), "gives batches"),
         (iter([1]), "has no `train`"),
-        (np.zeros((4, 2)), "not a tuple"),
+        ([(1, 2, 3, 4)], "not a tuple"),
         ((np.zeros(2), np.array(["a", "b"])), "dtype <U1"),
         ((np.array([[1], [1, 2]], dtype=object), np.zeros(2)), "dtype object"),
         ((np.zeros((4, 2)), np.zeros(3)), "differ in length"),

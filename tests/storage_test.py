@@ -1,9 +1,13 @@
 """Storage that is full, slow, or loses power; a clock that is set to and fro: nothing that was saved is lost."""
 
+import fcntl
+import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -80,6 +84,56 @@ def test_slow_storage_costs_saves_and_not_steps(tmp_path):
     saved = sorted(p.name for p in (tmp_path / "checkpoints").glob("0*"))
     assert saved[-1] == "00000060" and len(saved) < 4
     assert summary(tmp_path)["bottleneck"].startswith("checkpoints: saves hold the training up")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_output_that_nobody_can_take_stops_nothing(processes, tmp_path):
+    """Standard output and the logs of the processes lie on a full device.
+
+    More is printed than a pipe holds: if nobody read it, who writes would wait for ever.
+    """
+    flags = (*FLAGS, "--backend=jax", "--steps=1000", "--log_every=1", "--replicas=2", f"--run_dir={tmp_path / 'run'}")
+    command = ["-m", "trainer", *flags]
+    if processes > 1:
+        for index in range(processes):
+            (tmp_path / f"process-{index}.log").symlink_to("/dev/full")
+        command = ["-m", "launch.local", "--processes=2", f"--logs={tmp_path}", "--", *flags, "--strategy=device_mesh"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, *command],
+            stdout=full,
+            stderr=full,
+            cwd=REPOSITORY,
+            env=environment(),
+            timeout=120,
+            check=False,
+        )
+    assert ended.returncode == 0
+    assert len(curve(tmp_path / "run")) == 1000
+
+
+def test_a_terminal_that_is_closed_saves(tmp_path):
+    """A run in the foreground of a terminal gets SIGHUP, can print no more, and is saved all the same."""
+    run, (ours, theirs) = tmp_path / "run", os.openpty()
+    flags = (*FLAGS, "--steps=100000000", "--save_every=never", "--log_every=100", f"--run_dir={run}")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainer", *flags],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=REPOSITORY,
+        env=environment(),
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # it becomes the session's terminal
+    )
+    os.close(theirs)
+    while not (run / "metrics.jsonl").exists() or not lines(run):
+        assert process.poll() is None
+        if select.select([ours], [], [], 0.05)[0]:
+            os.read(ours, 2**16)
+    os.close(ours)
+    assert process.wait(timeout=60) == 75
+    assert max(int(p.name) for p in (run / "checkpoints").glob("0*")) >= 100
 
 
 @pytest.mark.long

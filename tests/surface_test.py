@@ -103,6 +103,75 @@ def segmentation():
     return model
 
 
+class Tokens:
+    '''Sequences that end in zeros, and perhaps what each token weighs.'''
+
+    def __init__(self, examples, weighs):
+        self.examples, self.weighs = examples, weighs
+
+    def __len__(self):
+        return self.examples
+
+    def read(self, ids):
+        tokens = np.stack([np.random.default_rng(int(i)).integers(1, 20, 12) for i in ids])
+        counts = np.arange(12) < 3 + ids[:, None] % 10
+        x = (tokens * counts).astype("int32")
+        return (x, np.roll(x, 1, 1), counts) if self.weighs else (x, np.roll(x, 1, 1))
+
+
+def tokens(weighs=False):
+    return {"train": Tokens(300, weighs), "evaluation": Tokens(77, weighs), "classes": 20}
+
+
+def tagger(mask=False):
+    x = keras.Input((12,), dtype="int32")
+    hidden = keras.layers.Embedding(20, 8, mask_zero=mask)(x)
+    model = keras.Model(x, keras.layers.Dense(20)(hidden))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    return model
+
+
+def without_labels():
+    return np.random.default_rng(0).normal(size=(300, 6)).astype("float32")
+
+
+def streamed_without_labels():
+    import tensorflow as tf
+
+    return {"train": tf.data.Dataset.from_tensor_slices(without_labels()), "evaluation": without_labels()[:77]}
+
+
+class Autoencoder(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = keras.layers.Dense(3), keras.layers.Dense(6)
+
+    def call(self, x):
+        code = self.encode(x)
+        decoded = self.decode(code)
+        self.add_loss(keras.ops.mean(keras.ops.square(x - decoded)))
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(code)))
+        return decoded
+
+
+class Distilled(keras.Model):
+    '''Has a teacher, which is called in training only.'''
+
+    def __init__(self, classes):
+        super().__init__()
+        make = lambda: keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(classes)])
+        self.student, self.teacher = make(), make()
+        self.teacher.trainable = False
+
+    def call(self, x, training=False):
+        x = keras.ops.cast(x, "float32") / 16
+        found = self.student(x)
+        if training:
+            self.add_loss(keras.ops.mean(keras.ops.square(found - self.teacher(x))))
+        return found
+
+
 def compiled():
     model = Net(name="compiled")
     model.compile(loss="binary_crossentropy", metrics=["binary_accuracy", keras.metrics.AUC(name="auc")])
@@ -237,6 +306,46 @@ def test_segmentation(project):
         found.append(json.loads(out.splitlines()[-1]))
     assert found[0]["test_iou"] > 0.5
     assert all(f == pytest.approx(found[0], rel=1e-4) for f in found)
+
+
+def test_places_are_weighed_by_the_source_or_by_the_model_s_mask(project):
+    """Both are one curve, on either backend and two devices; an evaluation is of 77 examples in batches of 64."""
+    found = []
+    for where in (
+        ["--backend=tensorflow"],
+        ["--backend=jax"],
+        ["--strategy=mirrored", "--devices=2"],
+        ["--strategy=device_mesh", "--devices=2", "--layout=zero1"],
+    ):
+        for mask, weighs in ((True, False), (False, True)):
+            run = project / str(len(found))
+            flags = (f"--dataset=my_project:tokens(weighs={weighs})", f"--model=my_project:tagger(mask={mask})")
+            trainer(*where, *flags, "--replicas=2", "--steps=10", "--log_every=1", f"--run_dir={run}", cwd=project)
+            found.append(curve(run) + [value for _, value in sorted(summary(run)["final"].items())])
+    assert max(deviation(found[0], each) for each in found) <= 1e-5
+    run, flags = project / "all", ("--dataset=my_project:tokens", "--model=my_project:tagger")
+    trainer(*flags, "--replicas=2", "--steps=10", "--log_every=1", f"--run_dir={run}", cwd=project)
+    assert deviation(found[0][:10], curve(run)) > 1e-3  # padding, where it counts, shows
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model"),
+    [
+        ("my_project:without_labels", "my_project:Autoencoder"),
+        ("my_project:streamed_without_labels", "my_project:Autoencoder"),
+        ("digits", "my_project:Distilled"),
+    ],
+)
+def test_losses_of_call_s_own(dataset, model, project):
+    """Without labels they are all that there is; a part that training alone calls is built, too."""
+    flags = (f"--dataset={dataset}", f"--model={model}", "--replicas=2", "--steps=30", "--log_every=1")
+    wheres = ["--backend=tensorflow"], ["--backend=jax"], ["--strategy=mirrored", "--devices=2"]
+    runs = [project / str(i) for i in range(len(wheres))]
+    for where, run in zip(wheres, runs, strict=True):
+        trainer(*flags, *where, f"--run_dir={run}", cwd=project)
+    curves = [curve(run) for run in runs]
+    assert max(deviation(curves[0], other) for other in curves) <= 1e-5
+    assert curves[0][-1] < curves[0][0]
 
 
 def test_the_optimizer_of_a_compiled_model(project):

@@ -107,6 +107,32 @@ def not_for_xla(input_shape, classes):
     return model
 
 
+def two_masks():
+    x = keras.Input((8,), dtype="int32")
+    hidden = [keras.layers.Embedding(20, 4, mask_zero=zero)(x) for zero in (True, False)]
+    model = keras.Model(x, [keras.layers.Dense(20)(each) for each in hidden], name="two")
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+class Twice:
+    x = np.arange(8)[None].repeat(100, 0)
+    train = [(row, (row, row)) for row in x]
+
+
+class WeighsTooMuch:
+    train = Arrays(np.zeros((100, 8), np.float32), np.zeros(100, np.int32), np.ones((100, 8)))
+    classes = 3
+
+
+class Unlabelled:
+    train = Arrays(np.zeros((100, 8), np.float32))
+
+
+def not_compiled(input_shape):
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Dense(3)], name="not_compiled")
+
+
 def raising():
     raise KeyError("a bug of the user's own")
 """
@@ -148,6 +174,16 @@ def project(tmp_path):
         (["--model=user_project:own_step"], ["train_step() of its own (OwnStep)", "add_loss()"]),
         (["--model=user_project:synchronized"], ["normalization", "synchronized=True", "--replicas=1"]),
         (["--model=user_project:carrying"], ["recurrent", "stateful=True", "random order"]),
+        (
+            ["--model=user_project:two_masks", "--dataset=user_project:Twice"],
+            ["two", "different masks", "ignore_class"],
+        ),
+        (["--dataset=user_project:WeighsTooMuch"], ["shape (64,)", "weights are (64, 8)"]),
+        (
+            ["--model=user_project:not_compiled", "--dataset=user_project:Unlabelled"],
+            ["--model=not_compiled", "nothing to be trained on", "add_loss()"],
+        ),
+        (["--dataset=user_project:Unlabelled", "--model=mlp(classes=3)"], ["nothing to be trained on"]),
         (["--model=user_project:third_argument"], ["loss_weights=['accuracy']", "metrics=[...]"]),
         (["--model=user_project:summed"], ["reduction='sum'", "mean over a step's examples"]),
         (["--model=user_project:compiled", "--learning_rate=0.1"], ["compiled with SGD", "--optimizer=adam"]),

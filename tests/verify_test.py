@@ -42,6 +42,16 @@ class Augmented:
         x = np.stack([np.full((8, 8, 1), i % 200) for i in ids]).astype("uint8")
         return x + self.random.integers(0, 3, x.shape).astype("uint8"), (np.asarray(ids) % 10).astype("int32")
 
+class Sampling(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.seeds = layers.Dense(6), keras.random.SeedGenerator(1)
+    def call(self, x):
+        y = self.dense(x) + keras.random.normal(ops.shape(x), seed=self.seeds)
+        self.add_loss(ops.mean(ops.square(x - y)))
+        return y
+
+def unlabelled(): return np.random.default_rng(0).normal(size=(100, 6)).astype("float32")
 def data(): return type("Data", (), {"train": Augmented(), "evaluation": Augmented(), "classes": 10})
 """
 
@@ -64,6 +74,11 @@ def here(tmp_path):
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_planted_faults_are_named(flag, named, backend, here):
     assert named in trainer("probe", flag, f"--backend={backend}", cwd=here, code=1).stdout
+
+
+def test_random_numbers_in_evaluation_break_nothing(here):
+    flags = ("--model=planted:Sampling", "--dataset=planted:unlabelled")
+    assert "note  the loss: draws random numbers in evaluation" in trainer("probe", *flags, cwd=here).stdout
 
 
 @pytest.mark.long

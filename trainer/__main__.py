@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from absl import app, flags
 
-from trainer import agreement, backend
+from trainer import agreement, backend, console
 from trainer.cluster import ALONE, resolve
 from trainer.config import Config, define_flags, from_flags
 from trainer.errors import UserError
@@ -120,6 +120,7 @@ def _leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    console.make_lossy()
     define_flags()
     flags.adopt_module_key_flags(sys.modules["trainer.config"])  # --help lists them
     app.run(_run, flags_parser=lambda argv: _guarded(parse, argv))

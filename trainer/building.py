@@ -63,8 +63,10 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
     def symbol(spec: Any) -> keras.KerasTensor:
         return keras.KerasTensor((1, *spec.shape), str(spec.dtype))
 
+    # Training, for a layer that is called in it alone is built then.
+    training = {"training": True} if "training" in inspect.signature(model.call).parameters else {}
     try:
-        y_pred = model(map_structure(symbol, x))  # builds a subclassed model, too
+        y_pred = model(map_structure(symbol, x), **training)  # builds a subclassed model, too
         if any(None in output.shape for output in keras.tree.flatten(y_pred)):  # a layer left it open
             y_pred = keras_backend.compute_output_spec(model, map_structure(symbol, x))
     except (ValueError, TypeError, RuntimeError) as error:

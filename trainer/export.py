@@ -31,7 +31,7 @@ def run(config: Config) -> int:
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
     print(f"exported {path} to\n  {target / 'model.keras'}\n  {target / 'saved_model'}")
-    print(f"both were loaded again and agree with the model on {len(x)} examples")
+    print(f"both were loaded again and agree with the model on {min(_EXAMPLES, len(source))} examples")
     return OK
 
 

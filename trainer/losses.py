@@ -31,17 +31,16 @@ def compile_model(
     """Compiles the model with the run's optimizer, so that callbacks and .keras files find it there.
 
     Loss and metrics are the model's own if it is compiled; else integer labels mean sparse
-    categorical cross-entropy on logits, with accuracy.
+    categorical cross-entropy on logits, with accuracy, and no labels what call() adds by add_loss().
 
     Raises:
       UserError: they are not known, or don't fit the labels.
     """
     given = model._compile_config.config if model.compiled else {}  # what compile() was called with
-    if given.get("loss") is not None:
-        loss, loss_weights = given["loss"], given["loss_weights"]
-        metrics = _both(given["metrics"], given["weighted_metrics"])
-    else:
-        labels = keras.tree.flatten(y)
+    labels = keras.tree.flatten(y)
+    loss, loss_weights = given.get("loss"), given.get("loss_weights")
+    metrics = _both(given.get("metrics"), given.get("weighted_metrics"))
+    if loss is None and labels:
         if len(labels) != 1 or not np.issubdtype(np.dtype(labels[0].dtype), np.integer):
             raise UserError(
                 "model",
@@ -50,7 +49,7 @@ def compile_model(
                 "compile it in build(): model.compile(loss=..., metrics=[...])",
             )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        loss_weights, metrics = None, _both(given.get("metrics"), given.get("weighted_metrics")) or ["accuracy"]
+        metrics = metrics or ["accuracy"]
     # Every metric is a weighted one: the padding of the last evaluation batch has weight 0.
     model.compile(
         optimizer,
@@ -62,8 +61,8 @@ def compile_model(
     )
     outputs = keras.tree.flatten(y_pred)
     losses = _per_output(config, model, loss, y_pred)
-    weights = _per_output(config, model, loss_weights or 1.0, y_pred)
-    if not all(isinstance(weight, int | float | None) for weight in weights):
+    weights = [1.0 if weight is None else weight for weight in _per_output(config, model, loss_weights, y_pred)]
+    if not all(isinstance(weight, int | float) for weight in weights):
         reason = f"is compiled with loss_weights={loss_weights!r}, which are no numbers"
         raise UserError("model", config.model, reason, "name compile()'s arguments: metrics=[...] is not the third")
     metrics_object = CompileMetrics(None, metrics, output_names=getattr(model, "output_names", None))
@@ -71,14 +70,14 @@ def compile_model(
     for metric in metrics_object.metrics:
         if isinstance(metric, _OF_ELEMENTS):
             _weigh_elements(metric)
-    if len(keras.tree.flatten(y)) != len(outputs):
+    if len(labels) != len(outputs) and (labels or loss is not None):
         raise UserError(
             "model",
             config.model,
-            f"has {len(outputs)} outputs, but an example has {len(keras.tree.flatten(y))} labels",
+            f"has {len(outputs)} outputs, but an example has {len(labels)} labels",
             "return one label per output from the source",
         )
-    found = [get_loss(*given) for given in zip(losses, keras.tree.flatten(y), outputs, strict=True)]
+    found = [get_loss(*given) for given in zip(losses, labels or losses, outputs, strict=True)]
     if any(getattr(each, "reduction", None) == "sum" for each in found):
         raise UserError(
             "model",

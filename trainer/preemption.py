@@ -11,7 +11,7 @@ DEADLINE = 64  # in a signal's place: above the numbers of all signals
 
 
 class Preemption:
-    """Notes the first SIGTERM or SIGINT, and looks for a file with a deadline.
+    """Notes the first SIGTERM, SIGINT, or SIGHUP of a terminal that is gone, and looks for a file with a deadline.
 
     Args:
       deadline: the file; it holds a time, in seconds since 1970 or as 2026-12-31T23:59 (UTC), or nothing,
@@ -23,10 +23,13 @@ class Preemption:
         self._deadline, self._looks = deadline, looks
         self._signal = 0
         self._told_of = ""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == self._signal == signal.SIGHUP:  # of a terminal that closes, shell and kernel tell
+            return
         if self._signal:  # the second one leaves at once; the checkpoint's rename makes that harmless
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

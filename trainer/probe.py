@@ -180,15 +180,18 @@ def _sums(parts: Assembly) -> list[Finding]:
     trainable = [v.value for v in model.trainable_variables]
     state = [v.value for v in objective.state_variables]
     x, y = _examples(parts, 0)
-    key = ops.convert_to_tensor(order.keys(0, np.zeros(1, np.int64), np.zeros(1, np.int64))[0])
+    keys = [ops.convert_to_tensor(key) for key in order.keys(0, np.zeros(1, np.int64), np.arange(2))]
 
-    def sums(chosen: slice) -> Any:
+    def sums(chosen: slice, key: Any = keys[0]) -> Any:
         part = map_structure(lambda a: a[chosen], {"x": x, "y": y})
         return keras.tree.map_structure(
             ops.convert_to_numpy, objective(trainable, state, part | {"key": key}, training=False)[1]
         )
 
     whole, single = sums(slice(None)), [sums(slice(i, i + 1)) for i in range(EXAMPLES)]
+    if not _close(whole.objective, sums(slice(None), keys[1]).objective):
+        problem = "draws random numbers in evaluation, too: what evaluations give depends on --replicas"
+        return [Finding("the loss", problem, breaks=False)]
     found = []
     if not _close(whole.objective, sum(s.objective for s in single)):
         problem = (

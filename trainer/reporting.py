@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -162,7 +163,7 @@ class Reporting:
             f"{words(metrics)}  {speed['examples_per_second']:,.0f} examples/s  data wait {speed['data_wait']:.0%}"
         )
         if self._live and not any(name.startswith("val_") for name in metrics):
-            width = os.get_terminal_size(self._stream.fileno()).columns
+            width = shutil.get_terminal_size().columns
             self._stream.write("\r\033[K" + text[: width - 1])
             self._stream.flush()
         else:

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
+from keras.src.backend import get_keras_mask
 
 from input_pipeline.pipeline import Batch
 from trainer.errors import UserError
@@ -71,16 +72,25 @@ class Objective:
 
         Args:
           trainable, state: values, as in Values.
-          batch: 'x', 'y' (b, ...), 'key' uint32 (2,), perhaps 'weight' (b,) or (b, time).
+          batch: 'x', 'y' (b, ...), 'key' uint32 (2,), perhaps 'weight' (b,) or (b, time); y is () without labels.
           training: whether dropout and batch statistics are on.
 
         Returns:
           (objective, Sums with no gradients).
         """
         y_pred, non_trainable, own_losses = self._forward(trainable, state, batch["key"], batch["x"], training)
-        objective, weight = self._weighted_losses(batch["y"], y_pred, batch.get("weight"))
+        outputs = keras.tree.flatten(y_pred)
+        weights = self._weight(batch, outputs)
+        objective, weight = self._weighted_losses(batch["y"], outputs, weights), self._mean(weights)
         for loss in own_losses:
             objective += weight * ops.cast(loss, "float32")
+        if training and not (own_losses or any(self._losses)):
+            raise UserError(
+                "model",
+                self.model.name,
+                "has nothing to be trained on: examples have no labels, and its call() adds no loss",
+                "let the source return (x, y), or call() use add_loss()",
+            )
         new_state = [v for v, is_seed in zip(non_trainable, self._is_seed, strict=True) if not is_seed]
         sums = Sums(
             objective=objective,
@@ -119,14 +129,11 @@ class Objective:
                 values.append(next(remaining))
         return values
 
-    def _weighted_losses(self, y: Any, y_pred: Any, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(sum of weight * loss, sum of weight), each over B, a loss being a mean over its time dims."""
+    def _weighted_losses(self, y: Any, outputs: list[Tensor], weight: Tensor) -> Tensor:
+        """Sum of weight * loss over B, a loss being a mean over its time dims."""
         objective = ops.zeros((), "float32")
-        total_weight = objective
-        outputs = keras.tree.flatten(y_pred)
-        for loss, factor, target, output in zip(
-            self._losses, self._loss_weights, keras.tree.flatten(y), outputs, strict=True
-        ):
+        targets = keras.tree.flatten(y) or [None] * len(outputs)
+        for loss, factor, target, output in zip(self._losses, self._loss_weights, targets, outputs, strict=True):
             if loss is None:
                 continue
             values = loss.call(ops.cast(target, "float32"), ops.cast(output, "float32"))
@@ -138,21 +145,50 @@ class Objective:
                     "taken inside can't be weighted, padded or split over devices",
                     "return one value per example, such as ops.mean(..., axis=-1)",
                 )
-            w = ops.ones(values.shape[:1], "float32") if weight is None else ops.cast(weight, "float32")
-            mask = getattr(output, "_keras_mask", None)
-            if mask is not None and len(outputs) == 1:
-                w = expand(w, values) * ops.cast(mask, "float32")
-            w = ops.broadcast_to(expand(w, values), values.shape)
-            scale = 1.0 / (self._global_batch * math.prod(values.shape[1:]))
-            objective += factor * ops.sum(values * w) * scale
-            total_weight = ops.sum(w) * scale
-        return objective, total_weight
+            if values.shape[: len(weight.shape)] != weight.shape:
+                raise UserError(
+                    "model",
+                    getattr(loss, "name", loss),
+                    f"its loss returns shape {tuple(values.shape)}, and the weights are {tuple(weight.shape)}",
+                    "give weights of examples (batch,), or of the loss's values",
+                )
+            objective += factor * self._mean(values * expand(weight, values))
+        return objective
+
+    def _weight(self, batch: Batch, outputs: list[Tensor]) -> Tensor:
+        """(b,) or (b, time): what examples weigh, and nothing what the outputs' mask leaves out."""
+        examples = keras.tree.flatten(batch["x"])[0].shape[:1]
+        weight = ops.cast(batch["weight"], "float32") if "weight" in batch else ops.ones(examples, "float32")
+        trained = [output for loss, output in zip(self._losses, outputs, strict=True) if loss is not None]
+        masks = {id(mask): mask for mask in map(get_keras_mask, trained)}
+        if len(masks) > 1:
+            raise UserError(
+                "model",
+                self.model.name,
+                "has several outputs of different masks: a step's loss is one mean over examples, by one weight",
+                "let the losses leave padding out, as SparseCategoricalCrossentropy(ignore_class=0) does, and build "
+                "the layers without mask_zero",
+            )
+        for mask in masks.values():
+            if mask is not None:
+                weight = expand(weight, mask) * expand(ops.cast(mask, "float32"), weight)
+        return weight
+
+    def _mean(self, values: Tensor) -> Tensor:
+        """A replica's part of the mean over the global batch of values (b, ...)."""
+        return ops.sum(values) * (1.0 / (self._global_batch * math.prod(values.shape[1:])))
 
     def _metric_sums(self, y: Any, y_pred: Any, weight: Tensor | None) -> list[Tensor]:
         if not self.metrics.variables:
             return []
         start = [ops.convert_to_tensor(value) for value in self._metrics_start]
-        new = self.metrics.stateless_update_state(start, y, y_pred, sample_weight=weight)
+
+        def of_output(output: Tensor) -> Tensor:
+            mask = get_keras_mask(output)  # by which Keras multiplies, if the dims are as many
+            return weight if mask is None else expand(weight, mask)
+
+        weights = None if weight is None else keras.tree.map_structure(of_output, y_pred)
+        new = self.metrics.stateless_update_state(start, y, y_pred, sample_weight=weights)
         return [ops.cast(n, "float32") - ops.cast(s, "float32") for n, s in zip(new, start, strict=True)]
 
     def no_sums(self, gradients: bool) -> Sums:
