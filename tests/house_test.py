@@ -34,6 +34,7 @@ FLOORS = {
     "input_pipeline": 1,
     "trainer.models": 2,
     "trainer.sums": 2,
+    "trainer.weighing": 2,
     "trainer.step": 2,
     "trainer.guard": 2,
     "trainer.digests": 2,

@@ -178,7 +178,7 @@ def project(tmp_path):
             ["--model=user_project:two_masks", "--dataset=user_project:Twice"],
             ["two", "different masks", "ignore_class"],
         ),
-        (["--dataset=user_project:WeighsTooMuch"], ["shape (64,)", "weights are (64, 8)"]),
+        (["--dataset=user_project:WeighsTooMuch"], ["shape (64,)", "weights are (64, 8)", "(batch,)"]),
         (
             ["--model=user_project:not_compiled", "--dataset=user_project:Unlabelled"],
             ["--model=not_compiled", "nothing to be trained on", "add_loss()"],

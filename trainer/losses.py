@@ -1,6 +1,5 @@
 """What a model is trained on: the losses and metrics that it is compiled with, or those that its labels mean."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -12,7 +11,7 @@ from keras.src.trainers.compile_utils import CompileMetrics, get_loss
 
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.step import expand
+from trainer.weighing import Losses, expand
 
 # Metrics that take weights of examples only where an example is one element.
 _OF_ELEMENTS = (
@@ -27,7 +26,7 @@ _OF_ELEMENTS = (
 
 def compile_model(
     config: Config, model: keras.Model, optimizer: Any, y: Any, y_pred: Any
-) -> tuple[list[Any], Sequence[float], keras.metrics.Metric]:
+) -> tuple[Losses, keras.metrics.Metric]:
     """Compiles the model with the run's optimizer, so that callbacks and .keras files find it there.
 
     Loss and metrics are the model's own if it is compiled; else integer labels mean sparse
@@ -85,7 +84,7 @@ def compile_model(
             "has a loss with reduction='sum': a run's loss is the mean over a step's examples, by their weights",
             "leave `reduction` out, and give --learning_rate what the sum would have given",
         )
-    return found, weights, metrics_object
+    return Losses(model.name, found, weights, config.global_batch), metrics_object
 
 
 def _both(metrics: Any, weighted_metrics: Any) -> Any:

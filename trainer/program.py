@@ -62,9 +62,9 @@ class Program:
         self._as_compiled = not config.optimizer and optimizers.compiled_with(self.model) is not None
         # Whether compile() of the user's model asked for XLA; JAX knows nothing else.
         self.jit_compile = self.model.compiled and self.model._compile_config.config["jit_compile"] is True
-        losses, loss_weights, metrics = compile_model(config, self.model, self.optimizer, y, y_pred)
+        losses, metrics = compile_model(config, self.model, self.optimizer, y, y_pred)
         skips, scaled = policy.parse(config.on_nan).name == "skip", hasattr(self.optimizer, "dynamic_scale")
-        self.objective = Objective(self.model, losses, loss_weights, metrics, config.global_batch, skips, scaled)
+        self.objective = Objective(self.model, losses, metrics, skips, scaled)
 
     @property
     def step(self) -> int:

@@ -16,11 +16,10 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
-from keras.src.backend import get_keras_mask
 
 from input_pipeline.pipeline import Batch
-from trainer.errors import UserError
 from trainer.sums import NEVER, Outcome, Sums, Tensor, Totals
+from trainer.weighing import Losses, metric_weights
 
 _GOLDEN = 0x9E3779B9
 
@@ -30,10 +29,8 @@ class Objective:
 
     Args:
       model: a built model.
-      losses: one keras.losses.Loss per output, or None where an output has none.
-      loss_weights: one factor per output.
+      losses: of its outputs.
       metrics: a built Keras metric that takes (y, y_pred, sample_weight).
-      global_batch: B.
       skips: whether a step that is not healthy changes nothing.
       scaled: whether the optimizer scales the loss, and deals with gradients that overflow by itself.
     """
@@ -41,17 +38,14 @@ class Objective:
     def __init__(
         self,
         model: keras.Model,
-        losses: Sequence[Any],
-        loss_weights: Sequence[float],
+        losses: Losses,
         metrics: keras.metrics.Metric,
-        global_batch: int,
         skips: bool = False,
         scaled: bool = False,
     ) -> None:
         self.model, self.metrics = model, metrics
         self.skips, self._scaled = skips, scaled
-        self._losses, self._loss_weights = losses, loss_weights
-        self._global_batch = global_batch
+        self._losses = losses
         self._takes_training = "training" in inspect.signature(model.call).parameters
         # Metrics start from their reset state, which need not be zero.
         self._metrics_start = [ops.convert_to_numpy(v) for v in metrics.variables]
@@ -79,18 +73,9 @@ class Objective:
           (objective, Sums with no gradients).
         """
         y_pred, non_trainable, own_losses = self._forward(trainable, state, batch["key"], batch["x"], training)
-        outputs = keras.tree.flatten(y_pred)
-        weights = self._weight(batch, outputs)
-        objective, weight = self._weighted_losses(batch["y"], outputs, weights), self._mean(weights)
-        for loss in own_losses:
-            objective += weight * ops.cast(loss, "float32")
-        if training and not (own_losses or any(self._losses)):
-            raise UserError(
-                "model",
-                self.model.name,
-                "has nothing to be trained on: examples have no labels, and its call() adds no loss",
-                "let the source return (x, y), or call() use add_loss()",
-            )
+        if training:
+            self._losses.check(own_losses)
+        objective, weight = self._losses(batch, y_pred, own_losses)
         new_state = [v for v, is_seed in zip(non_trainable, self._is_seed, strict=True) if not is_seed]
         sums = Sums(
             objective=objective,
@@ -129,66 +114,11 @@ class Objective:
                 values.append(next(remaining))
         return values
 
-    def _weighted_losses(self, y: Any, outputs: list[Tensor], weight: Tensor) -> Tensor:
-        """Sum of weight * loss over B, a loss being a mean over its time dims."""
-        objective = ops.zeros((), "float32")
-        targets = keras.tree.flatten(y) or [None] * len(outputs)
-        for loss, factor, target, output in zip(self._losses, self._loss_weights, targets, outputs, strict=True):
-            if loss is None:
-                continue
-            values = loss.call(ops.cast(target, "float32"), ops.cast(output, "float32"))
-            if len(values.shape) == 0 or values.shape[0] != output.shape[0]:
-                raise UserError(
-                    "model",
-                    getattr(loss, "name", loss),
-                    f"its loss returns shape {tuple(values.shape)}, not one value per example: a mean "
-                    "taken inside can't be weighted, padded or split over devices",
-                    "return one value per example, such as ops.mean(..., axis=-1)",
-                )
-            if values.shape[: len(weight.shape)] != weight.shape:
-                raise UserError(
-                    "model",
-                    getattr(loss, "name", loss),
-                    f"its loss returns shape {tuple(values.shape)}, and the weights are {tuple(weight.shape)}",
-                    "give weights of examples (batch,), or of the loss's values",
-                )
-            objective += factor * self._mean(values * expand(weight, values))
-        return objective
-
-    def _weight(self, batch: Batch, outputs: list[Tensor]) -> Tensor:
-        """(b,) or (b, time): what examples weigh, and nothing what the outputs' mask leaves out."""
-        examples = keras.tree.flatten(batch["x"])[0].shape[:1]
-        weight = ops.cast(batch["weight"], "float32") if "weight" in batch else ops.ones(examples, "float32")
-        trained = [output for loss, output in zip(self._losses, outputs, strict=True) if loss is not None]
-        masks = {id(mask): mask for mask in map(get_keras_mask, trained)}
-        if len(masks) > 1:
-            raise UserError(
-                "model",
-                self.model.name,
-                "has several outputs of different masks: a step's loss is one mean over examples, by one weight",
-                "let the losses leave padding out, as SparseCategoricalCrossentropy(ignore_class=0) does, and build "
-                "the layers without mask_zero",
-            )
-        for mask in masks.values():
-            if mask is not None:
-                weight = expand(weight, mask) * expand(ops.cast(mask, "float32"), weight)
-        return weight
-
-    def _mean(self, values: Tensor) -> Tensor:
-        """A replica's part of the mean over the global batch of values (b, ...)."""
-        return ops.sum(values) * (1.0 / (self._global_batch * math.prod(values.shape[1:])))
-
     def _metric_sums(self, y: Any, y_pred: Any, weight: Tensor | None) -> list[Tensor]:
         if not self.metrics.variables:
             return []
         start = [ops.convert_to_tensor(value) for value in self._metrics_start]
-
-        def of_output(output: Tensor) -> Tensor:
-            mask = get_keras_mask(output)  # by which Keras multiplies, if the dims are as many
-            return weight if mask is None else expand(weight, mask)
-
-        weights = None if weight is None else keras.tree.map_structure(of_output, y_pred)
-        new = self.metrics.stateless_update_state(start, y, y_pred, sample_weight=weights)
+        new = self.metrics.stateless_update_state(start, y, y_pred, sample_weight=metric_weights(weight, y_pred))
         return [ops.cast(n, "float32") - ops.cast(s, "float32") for n, s in zip(new, start, strict=True)]
 
     def no_sums(self, gradients: bool) -> Sums:
@@ -285,10 +215,3 @@ def mean_state(sums: Sums, state: Sequence[Tensor], replicas: int) -> list[Tenso
         ops.cast(ops.cast(old, "float32") + change / replicas, old.dtype)
         for old, change in zip(state, sums.state, strict=True)
     ]
-
-
-def expand(w: Tensor, values: Tensor) -> Tensor:
-    """Weights (b,) or (b, time) with as many dims as the values that they weigh."""
-    while len(w.shape) < len(values.shape):
-        w = ops.expand_dims(w, -1)
-    return w

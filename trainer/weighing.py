@@ -1,0 +1,121 @@
+"""A replica's part of the loss, and what its examples weigh: the loss of a step is sum(weight * loss) / sum(weight)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+from keras.src.backend import get_keras_mask
+
+from input_pipeline.pipeline import Batch
+from trainer.errors import UserError
+from trainer.sums import Tensor
+
+Masks = tuple[Any, ...]
+
+
+class Losses:
+    """The losses of a model's outputs, and of its own.
+
+    Args:
+      model: its name, for errors.
+      losses: one keras.losses.Loss per output, or None where an output has none.
+      factors: one per output.
+      global_batch: B.
+    """
+
+    def __init__(self, model: str, losses: Sequence[Any], factors: Sequence[float], global_batch: int) -> None:
+        self._model, self._losses, self._factors, self._global_batch = model, losses, factors, global_batch
+
+    def __call__(self, batch: Batch, y_pred: Any, own: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """(sum of weight * loss, sum of weight) over a replica's examples, each over B.
+
+        Args:
+          batch: 'x', 'y' (b, ...), perhaps 'weight' (b,) or (b, time); y is () without labels.
+          y_pred: the outputs.
+          own: what the model adds by add_loss() and by regularizers, each a mean over the replica's examples.
+        """
+        found = self._values(batch["y"], keras.tree.flatten(y_pred))
+        weights = self._weights(batch, [masks for *_, masks in found])
+        objective, weight = ops.zeros((), "float32"), self._mean(weights)
+        for factor, values, _ in found:
+            if values.shape[: len(weights.shape)] != weights.shape:
+                raise UserError(
+                    "model",
+                    self._model,
+                    f"has a loss with values of shape {tuple(values.shape)}, and the weights are "
+                    f"{tuple(weights.shape)}",
+                    "give weights of examples (batch,), or of the loss's values",
+                )
+            objective += factor * self._mean(values * expand(weights, values))
+        for loss in own:
+            objective += weight * ops.cast(loss, "float32")
+        return objective, weight
+
+    def check(self, own: Sequence[Tensor]) -> None:
+        """Raises UserError where a model in training has neither a loss nor one of its own."""
+        if not own and all(loss is None for loss in self._losses):
+            raise UserError(
+                "model",
+                self._model,
+                "has nothing to be trained on: examples have no labels, and its call() adds no loss",
+                "let the source return (x, y), or call() use add_loss()",
+            )
+
+    def _values(self, y: Any, outputs: list[Tensor]) -> list[tuple[float, Tensor, Masks]]:
+        """Each loss: its factor, its values (b, ...), and the masks of those that count."""
+        found = []
+        targets = keras.tree.flatten(y) or [None] * len(outputs)
+        for loss, factor, target, output in zip(self._losses, self._factors, targets, outputs, strict=True):
+            if loss is None:
+                continue
+            values = loss.call(ops.cast(target, "float32"), ops.cast(output, "float32"))
+            if len(values.shape) == 0 or values.shape[0] != output.shape[0]:
+                raise UserError(
+                    "model",
+                    getattr(loss, "name", loss),
+                    f"its loss returns shape {tuple(values.shape)}, not one value per example: a mean "
+                    "taken inside can't be weighted, padded or split over devices",
+                    "return one value per example, such as ops.mean(..., axis=-1)",
+                )
+            found.append((factor, values, (get_keras_mask(output), get_keras_mask(values))))
+        return found
+
+    def _weights(self, batch: Batch, masks: list[Masks]) -> Tensor:
+        """(b,) or (b, time): what examples weigh, and nothing where a mask leaves them out."""
+        if len({tuple(map(id, of_loss)) for of_loss in masks}) > 1:
+            raise UserError(
+                "model",
+                self._model,
+                "has several losses, of different masks: a step's loss is one mean over examples, by one weight",
+                "build its layers without mask_zero, leave out ignore_class, and let losses of your own be 0 where "
+                "there is padding",
+            )
+        examples = keras.tree.flatten(batch["x"])[0].shape[:1]
+        weights = ops.cast(batch["weight"], "float32") if "weight" in batch else ops.ones(examples, "float32")
+        for mask in masks[0] if masks else ():
+            if mask is not None:
+                weights = expand(weights, mask) * expand(ops.cast(mask, "float32"), weights)
+        return weights
+
+    def _mean(self, values: Tensor) -> Tensor:
+        """A replica's part of the mean over the global batch; of values (b, time), of their mean over time."""
+        return ops.sum(values) * (1.0 / (self._global_batch * math.prod(values.shape[1:])))
+
+
+def metric_weights(weight: Tensor | None, y_pred: Any) -> Any:
+    """Weights as Keras's metrics take them: of each output, with as many dims as its mask, by which they multiply."""
+
+    def of_output(output: Tensor) -> Tensor:
+        mask = get_keras_mask(output)
+        return weight if mask is None else expand(weight, mask)
+
+    return None if weight is None else keras.tree.map_structure(of_output, y_pred)
+
+
+def expand(w: Tensor, values: Tensor) -> Tensor:
+    """Weights (b,) or (b, time) with as many dims as the values that they weigh."""
+    while len(w.shape) < len(values.shape):
+        w = ops.expand_dims(w, -1)
+    return w
