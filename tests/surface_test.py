@@ -133,6 +133,31 @@ def tagger(mask=False, ignore=None):
     return model
 
 
+class Pairs:
+    def __init__(self, named):
+        self.named, self.x = named, np.random.default_rng(0).normal(size=(300, 5)).astype("float32")
+
+    def __len__(self):
+        return len(self.x)
+
+    def read(self, ids):
+        zeta, alpha = self.x[ids, :1], 10 + self.x[ids, 1:2]
+        return self.x[ids], {"alpha": alpha, "zeta": zeta} if self.named else (zeta, alpha)
+
+
+def pairs(named):
+    return {"train": Pairs(named)}
+
+
+def two_outputs(named=False):
+    x = keras.Input((5,))
+    zeta, alpha = keras.layers.Dense(1, name="zeta")(x), keras.layers.Dense(1, name="alpha")(x)
+    model = keras.Model(x, {"zeta": zeta, "alpha": alpha} if named else [zeta, alpha])
+    losses = {"alpha": "mse", "zeta": "mae"}
+    model.compile(keras.optimizers.SGD(0.01), losses, loss_weights={"alpha": 0.1, "zeta": 3}, metrics=losses)
+    return model
+
+
 def without_labels():
     return np.random.default_rng(0).normal(size=(300, 6)).astype("float32")
 
@@ -355,6 +380,21 @@ def test_losses_of_call_s_own(dataset, model, project):
     curves = [curve(run) for run in runs]
     assert max(deviation(curves[0], other) for other in curves) <= 1e-5
     assert curves[0][-1] < curves[0][0]
+
+
+def test_labels_find_their_outputs(project):
+    """By name, in whatever order; by place, where neither has names; else it is not guessed."""
+    flags, found = ("--backend=jax", "--steps=5", "--log_every=1"), []
+    for labels, outputs in ((True, True), (True, False), (False, False)):
+        where = f"--dataset=my_project:pairs(named={labels})", f"--model=my_project:two_outputs(named={outputs})"
+        run = project / str(len(found))
+        trainer(*flags, *where, f"--run_dir={run}", cwd=project)
+        found.append(np.array([[line["loss"], line["alpha_mse"], line["zeta_mae"]] for line in lines(run)]))
+        assert np.allclose(found[-1], found[0], rtol=1e-5)
+    assert np.allclose(found[0][:, 0], found[0][:, 1:] @ [0.1, 3], rtol=1e-5)
+    where = ("--dataset=my_project:pairs(named=False)", "--model=my_project:two_outputs(named=True)")
+    said = trainer(*flags, *where, "--run_dir=other", cwd=project, code=2).stderr
+    assert "outputs alpha, zeta" in said and "labels without names" in said
 
 
 def test_the_optimizer_of_a_compiled_model(project):

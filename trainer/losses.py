@@ -59,16 +59,6 @@ def compile_model(
         jit_compile=False,
     )
     outputs = keras.tree.flatten(y_pred)
-    losses = _per_output(config, model, loss, y_pred)
-    weights = [1.0 if weight is None else weight for weight in _per_output(config, model, loss_weights, y_pred)]
-    if not all(isinstance(weight, int | float) for weight in weights):
-        reason = f"is compiled with loss_weights={loss_weights!r}, which are no numbers"
-        raise UserError("model", config.model, reason, "name compile()'s arguments: metrics=[...] is not the third")
-    metrics_object = CompileMetrics(None, metrics, output_names=getattr(model, "output_names", None))
-    _build_metrics(config, metrics_object, y, y_pred)
-    for metric in metrics_object.metrics:
-        if isinstance(metric, _OF_ELEMENTS):
-            _weigh_elements(metric)
     if len(labels) != len(outputs) and (labels or loss is not None):
         raise UserError(
             "model",
@@ -76,7 +66,20 @@ def compile_model(
             f"has {len(outputs)} outputs, but an example has {len(labels)} labels",
             "return one label per output from the source",
         )
-    found = [get_loss(*given) for given in zip(losses, labels or losses, outputs, strict=True)]
+    names = _names_of_labels(config, model, y, y_pred)
+    losses = _per_output(config, model, loss, y_pred)
+    pairs = zip(losses, _per_output(config, model, loss_weights or 1.0, y_pred), strict=True)
+    weights = [1.0 if loss is None else weight for loss, weight in pairs]
+    if not all(isinstance(weight, int | float) for weight in weights):
+        reason = f"is compiled with loss_weights={loss_weights!r}, which are no number for each output"
+        raise UserError("model", config.model, reason, "name compile()'s arguments: metrics=[...] is not the third")
+    metrics_object = CompileMetrics(None, metrics, output_names=getattr(model, "output_names", None))
+    _build_metrics(config, metrics_object, y, y_pred)
+    for metric in metrics_object.metrics:
+        if isinstance(metric, _OF_ELEMENTS):
+            _weigh_elements(metric)
+    targets = labels if names is None else [y[name] for name in names]
+    found = [get_loss(*given) for given in zip(losses, targets or losses, outputs, strict=True)]
     if any(getattr(each, "reduction", None) == "sum" for each in found):
         raise UserError(
             "model",
@@ -84,7 +87,23 @@ def compile_model(
             "has a loss with reduction='sum': a run's loss is the mean over a step's examples, by their weights",
             "leave `reduction` out, and give --learning_rate what the sum would have given",
         )
-    return Losses(model.name, found, weights, config.global_batch), metrics_object
+    return Losses(model.name, found, weights, names, config.global_batch), metrics_object
+
+
+def _names_of_labels(config: Config, model: keras.Model, y: Any, y_pred: Any) -> list[str] | None:
+    """Names of the labels in the order of the outputs; None where labels and outputs come in one order."""
+    if len(keras.tree.flatten(y)) < 2 or not (isinstance(y, dict) or isinstance(y_pred, dict)):
+        return None
+    names = sorted(y_pred) if isinstance(y_pred, dict) else list(getattr(model, "output_names", []))
+    if isinstance(y, dict) and sorted(y) == sorted(names):
+        return names
+    labels = f"labels {', '.join(sorted(y))}" if isinstance(y, dict) else "labels without names"
+    raise UserError(
+        "model",
+        config.model,
+        f"has the outputs {', '.join(names) or 'without names'}, and an example has {labels}",
+        "name both alike: return y as a dict by output, and a dict of outputs from the model",
+    )
 
 
 def _both(metrics: Any, weighted_metrics: Any) -> Any:

@@ -22,11 +22,20 @@ class Losses:
       model: its name, for errors.
       losses: one keras.losses.Loss per output, or None where an output has none.
       factors: one per output.
+      names: of the labels, if they are a dict, in the order of the outputs; None where that is their own.
       global_batch: B.
     """
 
-    def __init__(self, model: str, losses: Sequence[Any], factors: Sequence[float], global_batch: int) -> None:
-        self._model, self._losses, self._factors, self._global_batch = model, losses, factors, global_batch
+    def __init__(
+        self,
+        model: str,
+        losses: Sequence[Any],
+        factors: Sequence[float],
+        names: Sequence[str] | None,
+        global_batch: int,
+    ) -> None:
+        self._model, self._losses, self._factors = model, losses, factors
+        self._names, self._global_batch = names, global_batch
 
     def __call__(self, batch: Batch, y_pred: Any, own: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """(sum of weight * loss, sum of weight) over a replica's examples, each over B.
@@ -66,7 +75,8 @@ class Losses:
     def _values(self, y: Any, outputs: list[Tensor]) -> list[tuple[float, Tensor, Masks]]:
         """Each loss: its factor, its values (b, ...), and the masks of those that count."""
         found = []
-        targets = keras.tree.flatten(y) or [None] * len(outputs)
+        targets = keras.tree.flatten(y) if self._names is None else [y[name] for name in self._names]
+        targets = targets or [None] * len(outputs)
         for loss, factor, target, output in zip(self._losses, self._factors, targets, outputs, strict=True):
             if loss is None:
                 continue
