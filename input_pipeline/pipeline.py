@@ -87,11 +87,11 @@ class Pipeline:
         return tf_data.dataset(self, first_block)
 
     def blocks(self, first_block: int = 0) -> Iterator[Batch]:
-        """The elements as numpy arrays, read without TensorFlow, for backends that are others."""
+        """The elements as numpy arrays, read without TensorFlow, for JAX, whose integers have 32 bits."""
         if tensorflow := sys.modules.get("tensorflow"):  # a dataset's own: accelerators are not for it
             tensorflow.config.set_visible_devices([], "GPU")
         threads = 1 if is_streamed(self.source) else 0
-        return ahead.in_order(self.element, self.indices(first_block), self.prefetch * len(self.shares), threads)
+        return ahead.in_order(self.narrow_element, self.indices(first_block), self.prefetch * len(self.shares), threads)
 
     def indices(self, first_block: int) -> range:
         """Of the elements from a block on."""
@@ -100,8 +100,28 @@ class Pipeline:
 
     def element(self, index: int) -> Batch:
         """Reads an element, and remembers what the source raised: tf.data hands on only its text."""
+        return self._noting(self.read_block, index)
+
+    def narrow_element(self, index: int) -> Batch:
+        """An element whose integers fit into 32 bits: JAX would cut them without a word."""
+
+        def read_narrow(index: int) -> Batch:
+            batch = self.read_block(index)
+            for array in flatten(batch):
+                if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
+                    limits = np.iinfo(f"{array.dtype.kind}4")
+                    if array.min() < limits.min or array.max() > limits.max:
+                        raise DataError(
+                            f"it holds integers of {array.min()} to {array.max()}, and JAX computes with 32 bits: give "
+                            "remainders of them, or two halves, or use --backend=tensorflow"
+                        )
+            return batch
+
+        return self._noting(read_narrow, index)
+
+    def _noting(self, read: Callable[[int], Batch], index: int) -> Batch:
         try:
-            return self.read_block(index)
+            return read(index)
         except Exception as error:
             self.error = self.error or error
             raise

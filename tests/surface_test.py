@@ -214,6 +214,13 @@ def two_rates(input_shape, classes, rate=0.01):
     return model
 
 
+def linear(input_shape, classes, factor=None):
+    model = keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
+    sgd = keras.optimizers.SGD(0.001, loss_scale_factor=factor)
+    model.compile(sgd, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 def note(path):
     return keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: open(path, "a").write(f"{epoch} {sorted(logs)}\\n")
@@ -417,6 +424,10 @@ def test_the_optimizer_of_a_compiled_model(project):
     assert "learning_rate: 0.01" in said and "0.02" in said
     trainer(*flags, "--steps=40", f"--run_dir={project / 'cut'}", cwd=project)
     assert summary(project / "cut")["weights_sha256"] == summary(runs[0])["weights_sha256"]
+    for factor in (None, 1024.0):  # it scales the loss, and the gradients back
+        model = f"--model=my_project:linear(factor={factor})"
+        trainer("--backend=jax", model, "--steps=10", f"--run_dir={project / str(factor)}", cwd=project)
+    assert curve(project / "None") == curve(project / "1024.0")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

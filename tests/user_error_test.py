@@ -125,6 +125,10 @@ class WeighsTooMuch:
     classes = 3
 
 
+class Wide:
+    train = evaluation = Arrays(2**33 + np.arange(800).reshape(100, 8), LABELS)
+
+
 class Unlabelled:
     train = Arrays(np.zeros((100, 8), np.float32))
 
@@ -184,6 +188,7 @@ def project(tmp_path):
             ["--model=not_compiled", "nothing to be trained on", "add_loss()"],
         ),
         (["--dataset=user_project:Unlabelled", "--model=mlp(classes=3)"], ["nothing to be trained on"]),
+        (["--dataset=user_project:Wide", "--backend=jax"], ["integers of 85899", "32 bits", "--backend=tensorflow"]),
         (["--model=user_project:third_argument"], ["loss_weights=['accuracy']", "metrics=[...]"]),
         (["--model=user_project:summed"], ["reduction='sum'", "mean over a step's examples"]),
         (["--model=user_project:compiled", "--learning_rate=0.1"], ["compiled with SGD", "--optimizer=adam"]),

@@ -31,6 +31,8 @@ def create(config: Config, model: keras.Model, steps: int) -> keras.optimizers.O
             "accumulates gradients in its optimizer, which would change the run with the number of devices",
             "use --replicas: more logical replicas than devices accumulate",
         )
+    for each in (optimizer, *each_of(optimizer)):
+        each.loss_scale_factor = None  # a run's gradients are sums in float32, which underflow nowhere
     if config.precision == "mixed_float16" and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
