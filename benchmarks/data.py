@@ -23,6 +23,7 @@ def main() -> None:
     """Times a pass over 60,000 images each way, and going on at far positions."""
     from input_pipeline import arrays
     from input_pipeline.cache import cached
+    from input_pipeline.labels import Labels
     from input_pipeline.pipeline import Pipeline, block_steps
     from input_pipeline.source import Arrays, Subset
 
@@ -46,7 +47,7 @@ def main() -> None:
             block = block_steps(source, BATCH)
 
             def once() -> float:
-                pipeline = Pipeline(source, 0, BATCH, 1, [range(1)], block, 10, shuffled)
+                pipeline = Pipeline(source, 0, BATCH, 1, [range(1)], block, [Labels(10)], shuffled)
                 blocks, total = pipeline.blocks(), 0.0
                 for _ in range(-(-steps // block)):
                     total += float(next(blocks)["x"].shape[0])
@@ -158,12 +159,13 @@ def _fed(folder: pathlib.Path) -> page.Row:
 
 def _seek(source: Any, position: int, tf: Any, x: Any, y: Any) -> page.Row:
     """How long the first block takes at a far position, beside skip()."""
+    from input_pipeline.labels import Labels
     from input_pipeline.pipeline import Pipeline, block_steps
 
     block = block_steps(source, BATCH)
 
     def ours() -> float:
-        pipeline = Pipeline(source, 0, BATCH, 1, [range(1)], block, 10)
+        pipeline = Pipeline(source, 0, BATCH, 1, [range(1)], block, [Labels(10)])
         return float(pipeline.read_block(position // BATCH // block)["y"].size > 0)
 
     repeated = tf.data.Dataset.from_tensor_slices((x, y)).repeat()

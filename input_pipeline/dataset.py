@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from input_pipeline import order
+from input_pipeline.labels import Labels
 from input_pipeline.source import (
     Arrays,
     DataError,
@@ -17,6 +18,7 @@ from input_pipeline.source import (
     adapted,
     example_spec,
     fingerprint,
+    flatten,
     is_streamed,
 )
 
@@ -47,6 +49,13 @@ class Dataset:
         """Structure of one example, with a Spec (shape, dtype) for each array."""
         return example_spec(self.train)
 
+    @property
+    def labels(self) -> list[Labels | None]:
+        """What is known of each label of an example: integers are classes, if there are classes."""
+        specs = flatten(self.spec[1])
+        integers = [np.issubdtype(spec.dtype, np.integer) for spec in specs]
+        return [Labels(self.classes) if self.classes and integer else None for integer in integers]
+
     def facts(self) -> dict[str, Any]:
         """What identifies the data: lengths and digests."""
         sources = {"train": self.train, "validation": self.validation, "evaluation": self.evaluation}
@@ -62,7 +71,7 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
       validation_fraction: share of the training examples held out; 0 validates on `evaluation`.
 
     Raises:
-      DataError: no or empty training examples, labels out of range, nothing to evaluate on.
+      DataError: no or empty training examples, nothing to evaluate on.
     """
     loaded = _named(loaded)
     train, evaluation = (adapted(getattr(loaded, name, None)) for name in ("train", "evaluation"))
@@ -76,11 +85,9 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
     assert train is not None
     classes = getattr(loaded, "classes", None)
     labels = train.arrays[1] if isinstance(train, Arrays) and len(train.arrays) > 1 else None
-    if classes is None and labels is not None and np.issubdtype(labels.dtype, np.integer):
+    integers = labels is not None and np.issubdtype(labels.dtype, np.integer)
+    if classes is None and labels is not None and integers and labels.min() >= 0:
         classes = int(labels.max()) + 1
-    for name, source in (("train", train), ("evaluation", evaluation)):
-        if isinstance(source, Arrays) and classes is not None and len(source.arrays) > 1:
-            check_labels(source.arrays[1], classes, f"{name!r}", np.arange(len(source)))
     validation = evaluation
     if validation_fraction and is_streamed(train):
         raise DataError("streamed examples can't be held out: give the dataset an `evaluation` of its own")
@@ -106,16 +113,3 @@ def _named(loaded: Any) -> Any:
             "length and read(ids), or arrays: ((x_train, y_train), (x_test, y_test))"
         )
     return loaded
-
-
-def check_labels(labels: Any, classes: int, where: str, ids: Any) -> None:
-    """Raises DataError if integer labels lie outside [0, classes), naming the first such example."""
-    if not np.issubdtype(labels.dtype, np.integer):
-        return
-    bad = (labels < 0) | (labels >= classes)
-    if bad.any():
-        first = tuple(np.argwhere(bad)[0])
-        raise DataError(
-            f"label {labels[first]} of example {ids[first[0]]} of {where} is out of range: "
-            f"there are {classes} classes, 0 to {classes - 1} ({int(bad.sum())} such labels)"
-        )

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from input_pipeline import ahead, order
-from input_pipeline.dataset import check_labels
+from input_pipeline.labels import Labels
 from input_pipeline.source import (
     DataError,
     Example,
@@ -46,7 +46,7 @@ class Pipeline:
       replicas: logical replicas, a divisor of global_batch.
       shares: the logical replicas of each element in turn: one range per device that is fed apart.
       block: steps per element.
-      classes: integer labels must lie in [0, classes); None: anything goes.
+      labels: for each label of an example, what it may be; None: anything goes.
       shuffled: in the endless random order of training; else each example once, in order of its id,
         the last batch padded with examples of weight 0.
       prefetch: blocks read ahead.
@@ -59,7 +59,7 @@ class Pipeline:
     replicas: int
     shares: Sequence[range]
     block: int
-    classes: int | None = None
+    labels: Sequence[Labels | None] = ()
     shuffled: bool = True
     prefetch: int = 2
     augment: Callable[[Any, Any], Any] | None = None
@@ -149,9 +149,9 @@ class Pipeline:
             example = self.augment(example, order.fold(3, self.seed, position.ravel()))
         self._check(example, ids.ravel())
         x, y, *weight = example
-        if self.classes is not None:
-            for labels in flatten(y):
-                check_labels(labels, self.classes, "the source", ids.ravel())
+        for known, labels in zip(self.labels, flatten(y), strict=False):
+            if known is not None:
+                known.check(labels, "the source", ids.ravel())
         batch = map_structure(lambda a: a.reshape(ids.shape + a.shape[1:]), {"x": x, "y": y})
         batch["key"] = order.keys(self.seed, step[..., 0], replica[:, 0])
         if weight or self._padded:

@@ -107,6 +107,16 @@ def not_for_xla(input_shape, classes):
     return model
 
 
+def three(input_shape):
+    return linear(input_shape, 3)
+
+
+class Unknown:
+    '''Tells no classes.'''
+
+    train = [(row, label) for row, label in zip(IMAGES, LABELS)]
+
+
 def two_masks():
     x = keras.Input((8,), dtype="int32")
     hidden = [keras.layers.Embedding(20, 4, mask_zero=zero)(x) for zero in (True, False)]
@@ -187,7 +197,11 @@ def project(tmp_path):
             ["--model=user_project:not_compiled", "--dataset=user_project:Unlabelled"],
             ["--model=not_compiled", "nothing to be trained on", "add_loss()"],
         ),
-        (["--dataset=user_project:Unlabelled", "--model=mlp(classes=3)"], ["nothing to be trained on"]),
+        (["--model=user_project:three"], ["--model=user_project:three", "3 classes", "--dataset=digits has 10"]),
+        (
+            ["--model=user_project:three", "--dataset=user_project:Unknown", "--backend=jax"],
+            ["--dataset=user_project:Unknown", "out of range", "3 classes"],
+        ),
         (["--dataset=user_project:Wide", "--backend=jax"], ["integers of 85899", "32 bits", "--backend=tensorflow"]),
         (["--model=user_project:third_argument"], ["loss_weights=['accuracy']", "metrics=[...]"]),
         (["--model=user_project:summed"], ["reduction='sum'", "mean over a step's examples"]),

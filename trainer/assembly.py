@@ -6,11 +6,13 @@ import math
 from collections.abc import Iterator
 
 import keras
+import numpy as np
 
 from input_pipeline import cache, dataset, remote
 from input_pipeline.dataset import Dataset
+from input_pipeline.labels import Labels
 from input_pipeline.pipeline import Pipeline, block_steps
-from input_pipeline.source import DataError, Source
+from input_pipeline.source import Arrays, DataError, Source
 from trainer import backend, plugins, policy, strategies
 from trainer.config import Config
 from trainer.errors import UserError
@@ -50,11 +52,37 @@ class Assembly:
             replicas,
             self.strategy.shares(replicas),
             block_steps(source, self.config.global_batch, 256 if shuffled else 32),
-            self.dataset.classes,
+            self._labels,
             shuffled,
             self.config.prefetch,
             self.dataset.augment,
         )
+
+    @functools.cached_property
+    def _labels(self) -> list[Labels | None]:
+        """What each label may be: as the model's outputs have it, or else the dataset."""
+        pairs = zip(self.program.labels or self.dataset.labels, self.dataset.labels, strict=True)
+        return [ours or theirs for ours, theirs in pairs]
+
+    def check_labels(self) -> None:
+        """Raises UserError where the model has too few classes, or examples in memory have labels that can't be.
+
+        Other examples' labels are checked as they are read.
+        """
+        for model, data in zip(self.program.labels, self.dataset.labels, strict=False):
+            if model and data and model.classes < data.classes:
+                raise UserError(
+                    "model",
+                    self.config.model,
+                    f"has outputs for {model.classes} classes, and --dataset={self.config.dataset} has {data.classes}",
+                    "name `classes` in build's signature, and give the last layer as many units",
+                )
+        for name, source in (("train", self.dataset.train), ("evaluation", self.dataset.evaluation)):
+            if isinstance(source, Arrays) and len(source.arrays) > 1 and (known := self._labels[0]):
+                try:
+                    known.check(source.arrays[1], f"{name!r}", np.arange(len(source)))
+                except DataError as error:
+                    raise _data_error(self.config, error) from error
 
     def blocks(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
         """The pipeline's blocks on the devices; what its source raised is raised here."""
@@ -121,7 +149,9 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
         steps = math.ceil((config.epochs or 15) * len(data.train) / config.global_batch)
     program = Program(config, data, steps, replicas, strategy.scope())
     strategy.compile(program)
-    return Assembly(config, data, steps, strategy, program, peers)
+    parts = Assembly(config, data, steps, strategy, program, peers)
+    parts.check_labels()
+    return parts
 
 
 def load_dataset(config: Config) -> Dataset:

@@ -76,7 +76,7 @@ def parse_size(text: str) -> float:
 
 def _block(config: Config, data: Dataset, replicas: int) -> Any:
     """Shapes of one block of one step, (1, V, b, ...)."""
-    pipeline = Pipeline(data.train, config.seed, config.global_batch, replicas, [range(replicas)], 1, data.classes)
+    pipeline = Pipeline(data.train, config.seed, config.global_batch, replicas, [range(replicas)], 1)
 
     def abstract(spec: Spec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype))

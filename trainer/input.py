@@ -36,7 +36,7 @@ def run(config: Config) -> int:
         replicas,
         [range(replicas)],
         block,
-        data.classes,
+        data.labels,
         prefetch=config.prefetch,
         augment=data.augment,
     )

@@ -9,6 +9,7 @@ from keras.src import backend
 from keras.src.metrics import confusion_metrics
 from keras.src.trainers.compile_utils import CompileMetrics, get_loss
 
+from input_pipeline.labels import Labels
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.weighing import Losses, expand
@@ -26,8 +27,10 @@ _OF_ELEMENTS = (
 
 def compile_model(
     config: Config, model: keras.Model, optimizer: Any, y: Any, y_pred: Any
-) -> tuple[Losses, keras.metrics.Metric]:
-    """Compiles the model with the run's optimizer, so that callbacks and .keras files find it there.
+) -> tuple[Losses, keras.metrics.Metric, list[Labels | None]]:
+    """The losses and metrics of a model, and what each label may be.
+
+    Compiles it with the run's optimizer, so that callbacks and .keras files find it there.
 
     Loss and metrics are the model's own if it is compiled; else integer labels mean sparse
     categorical cross-entropy on logits, with accuracy, and no labels what call() adds by add_loss().
@@ -87,7 +90,19 @@ def compile_model(
             "has a loss with reduction='sum': a run's loss is the mean over a step's examples, by their weights",
             "leave `reduction` out, and give --learning_rate what the sum would have given",
         )
-    return Losses(model.name, found, weights, names, config.global_batch), metrics_object
+    known = [_labels(loss, output) for loss, output in zip(found, outputs, strict=True)] if labels else []
+    if names is not None:  # in the order in which a dict's are flattened
+        known = [each for _, each in sorted(zip(names, known, strict=True), key=lambda pair: pair[0])]
+    return Losses(model.name, found, weights, names, config.global_batch), metrics_object, known
+
+
+def _labels(loss: Any, output: Any) -> Labels | None:
+    """The labels of a loss that takes the number of a class."""
+    if getattr(loss, "fn", None) is not keras.losses.sparse_categorical_crossentropy:
+        return None
+    arguments = getattr(loss, "_fn_kwargs", {})
+    classes = output.shape[arguments.get("axis", -1)]
+    return Labels(classes, arguments.get("ignore_class")) if classes else None
 
 
 def _names_of_labels(config: Config, model: keras.Model, y: Any, y_pred: Any) -> list[str] | None:
