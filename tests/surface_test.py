@@ -289,6 +289,9 @@ def test_evaluate_and_export(project):
         found = json.loads(out.splitlines()[-1])
         assert found["test_accuracy"] == pytest.approx(final["test_accuracy"], abs=1e-7)
         assert found["test_loss"] == pytest.approx(final["test_loss"], rel=1e-5)
+    earlier = sorted((project / "run" / "checkpoints").glob("0*"))[-2]
+    out = trainer("evaluate", f"--run_dir={earlier}", cwd=project).stdout
+    assert json.loads(out.splitlines()[-1])["step"] == int(earlier.name) < summary(project / "run")["step"]
     out = trainer("export", "--run_dir=run", cwd=project).stdout
     assert "agree with the model" in out
     exported = keras.saving.load_model(project / "run" / "export" / "model.keras", compile=False).get_weights()

@@ -172,6 +172,8 @@ def project(tmp_path):
         (["--optimizer=adamx"], ["--optimizer=adamx", "adamw"]),
         (["--optimizer=sgd(speed=1)"], ["--optimizer=sgd(speed=1)", "speed"]),
         (["--schedule=sawtooth"], ["--schedule=sawtooth", "cosine"]),
+        (["--callbacks=EarlyStopping(restore_best_weights=True)"], ["restore_best_weights", "the best one is kept"]),
+        (["--run_dir=run/checkpoints/00000045"], ["is a checkpoint of the run run", "--initialize_from"]),
         (["--callbacks=EarlyStoping"], ["--callbacks=EarlyStoping"]),
         (["--global_batch=65", "--replicas=2"], ["--global_batch=65", "2 logical replicas", "64 or 66"]),
         (["--strategy=mirrored", "--devices=4", "--replicas=6"], ["--replicas=6", "4 devices"]),

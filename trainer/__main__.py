@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from absl import app, flags
 
-from trainer import agreement, backend, console
+from trainer import agreement, backend, console, run_directory
 from trainer.cluster import ALONE, resolve
 from trainer.config import Config, define_flags, from_flags
 from trainer.errors import UserError
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         config = backend.without_accelerators(config)
     backend.prepare(backend.choose(config), config.exact)
     if verb in TOGETHER:
-        backend.keep_compiled(config.directory())
+        backend.keep_compiled(run_directory.split(config.directory())[0])
     if verb == "diff":
         if len(argv) != 4:
             raise UserError("diff", " ".join(argv[2:]), "compares two runs", "python -m trainer diff RUN_A RUN_B")
@@ -86,7 +86,7 @@ def parse(argv: Sequence[str]) -> list[str]:
 
 def _recorded_flags() -> list[str]:
     """The flags in --run_dir's run.flags; without where it ran, if the command line says where."""
-    known = pathlib.Path(flags.FLAGS.run_dir, "run.flags")
+    known = run_directory.split(pathlib.Path(flags.FLAGS.run_dir))[0] / "run.flags"
     if not flags.FLAGS.run_dir or not known.exists():
         raise UserError("run_dir", flags.FLAGS.run_dir, "holds no run (no run.flags)", "give the directory of a run")
     elsewhere = any(flags.FLAGS[name].present for name in WHERE)

@@ -35,6 +35,13 @@ def create(specs: Sequence[str], model: keras.Model) -> keras.callbacks.Callback
                 "would save beside the run's own checkpoints",
                 "use --save_every and --keep",
             )
+        if getattr(callback, "restore_best_weights", False):
+            raise UserError(
+                "callbacks",
+                spec,
+                "would change the variables when the last checkpoint is written; the best one is kept by the run",
+                "leave restore_best_weights out, and evaluate or export the checkpoint that the end of the run names",
+            )
         callbacks.append(callback)
     return keras.callbacks.CallbackList(callbacks, add_history=False, add_progbar=False, model=model)
 

@@ -13,7 +13,7 @@ from trainer.run_directory import RunDirectory
 
 
 def run(config: Config, peers: Peers) -> int:
-    """Prints the metrics of the run's best or newest checkpoint. Returns the exit code."""
+    """Prints the metrics of the run's newest checkpoint, or of the one that --run_dir names. Returns the exit code."""
     parts, path = restore(config, peers)
     print(f"{path} on {parts.strategy.description}")
     results: dict[str, float] = {}
@@ -28,15 +28,19 @@ def run(config: Config, peers: Peers) -> int:
 
 
 def restore(config: Config, peers: Peers) -> tuple[Assembly, pathlib.Path]:
-    """The parts of a saved run with its newest good checkpoint, and where that is."""
+    """The parts of a saved run with its newest good checkpoint, or the one that --run_dir names, and where that is."""
     directory = RunDirectory(config)  # not entered: reading needs no ownership
     definition = directory.definition()
     if definition is None:
         raise UserError("run_dir", directory.path, "holds no run (no definition.json)", "give the directory of a run")
     found = checkpoint.newest(directory.checkpoints)
-    good = next(((path, manifest) for path, manifest in found if isinstance(manifest, dict)), None)
+    wanted = (pair for pair in found if directory.checkpoint in (None, pair[0]))
+    good = next(((path, manifest) for path, manifest in wanted if isinstance(manifest, dict)), None)
     if good is None:
-        raise UserError("run_dir", directory.path, "holds no good checkpoint", "train the run first")
+        given = directory.checkpoint or directory.path
+        raise UserError(
+            "run_dir", given, "holds no good checkpoint", "see python -m trainer checkpoints for those that are"
+        )
     path, manifest = good
     parts = assemble(config, peers, int(definition["flags"]["replicas"]), training=False)
     checkpoint.read(path, parts.program, manifest)

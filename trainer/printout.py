@@ -126,10 +126,13 @@ def ending(parts: Assembly, directory: pathlib.Path, summary: Mapping[str, Any])
     seconds = {k: v for k, v in summary["seconds"].items() if v >= 0.05}
     ledger = ", ".join(f"{k} {v:.1f}s" for k, v in sorted(seconds.items(), key=lambda kv: -kv[1]))
     where = f"--run_dir={directory}"
+    kept = (
+        f", kept: evaluate and export it by {where}/checkpoints/{at:08d}" if at not in (None, summary["step"]) else ""
+    )
     lines = {
         "": f"{summary['status']} at step {summary['step']} after {duration(sum(summary['seconds'].values()))}",
         "final": words(summary["final"]),
-        "best": f"{words(best)} at step {at}" if at is not None else "no evaluation",
+        "best": f"{words(best)} at step {at}{kept}" if at is not None else "no evaluation",
         "weights": f"sha256 {summary['weights_sha256']}",
         "time": ledger,
         **({"compute": _compute(summary)} if "mfu" in summary else {}),

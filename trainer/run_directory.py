@@ -19,8 +19,16 @@ from trainer.errors import BUSY, UserError
 _BETWEEN_SYNCS = 0.02  # seconds; a small file is written in less, and synced once
 
 
+def split(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path | None]:
+    """The run directory, and the checkpoint in it, of a path to either."""
+    is_checkpoint = path.parent.name == "checkpoints" and path.name.isdigit()
+    return (path.parent.parent, path) if is_checkpoint else (path, None)
+
+
 class RunDirectory:
     """Exclusive owner of a run directory, for the length of a `with` block.
+
+    `checkpoint` is the one of the run that --run_dir names, or None: to evaluate and to export.
 
     Args:
       config: names it.
@@ -32,7 +40,7 @@ class RunDirectory:
 
     def __init__(self, config: Config, owner: bool = True) -> None:
         self._owner = owner
-        self.path = config.directory()
+        self.path, self.checkpoint = split(config.directory())
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tensorboard"
         self.metrics = self.path / "metrics.jsonl"
@@ -45,6 +53,13 @@ class RunDirectory:
         self._lock: int | None = None
 
     def __enter__(self) -> Self:
+        if self.checkpoint:
+            raise UserError(
+                "run_dir",
+                self.checkpoint,
+                f"is a checkpoint of the run {self.path}",
+                "give the run to continue it; a new one starts from a checkpoint's variables by --initialize_from",
+            )
         if not self._owner:
             return self
         try:
