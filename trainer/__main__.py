@@ -49,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
     if verb not in TOGETHER:
         return int(_module(verb).run(config))
     backend.check_cluster(config, cluster)
+    backend.go_past_proxies(cluster)
     if config.strategy == "parameter_server":
         if not cluster.is_chief:
             return int(_module("strategies.parameter_server").serve(cluster, config.patience))

@@ -92,6 +92,13 @@ def prepare(backend: str, exact: bool = False) -> None:
         logging.set_verbosity(logging.WARNING)  # JAX and TensorFlow log through absl
 
 
+def go_past_proxies(cluster: Cluster) -> None:
+    """Has gRPC, by which the frameworks' processes talk, ask no HTTP proxy for their hosts: it would for loopback."""
+    excepted = next((os.environ[name] for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY") if name in os.environ), "")
+    hosts = {address.rpartition(":")[0].strip("[]") for address in cluster.addresses}
+    os.environ |= {"no_grpc_proxy": ",".join(filter(None, [excepted, *sorted(hosts)]))}
+
+
 def keep_compiled(run: pathlib.Path) -> None:
     """Has JAX keep what it compiles in the run directory, so that the next start need not compile again.
 

@@ -154,7 +154,7 @@ class Recovery:
         self._committed = False
         if last:
             self._writer.wait()
-        if metrics:
+        if np.isfinite(metrics.get("val_loss", np.nan)):  # nothing is better than what is no number
             self._when_best.on_epoch_end(self._program.step, metrics)
         if due and not self._committed:
             self._when_due.on_epoch_end(self._program.step, metrics)
