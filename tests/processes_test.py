@@ -2,11 +2,13 @@
 
 import json
 import re
+import socket
 import time
 
 import pytest
 
 from launch.local import free_ports
+from tests.conftest import need
 from tests.running import REPOSITORY, curve, deviation, finished, launch, start, summary, trainer
 from trainer.cluster import expand_nodes
 from trainer.connection import listen
@@ -133,6 +135,18 @@ def test_processes_that_differ_are_told(backend, different, named, tmp_path):
         assert process.returncode == 2, err
         assert f"process 1 differs from process 0 in {named}" in err
     assert not (tmp_path / "run" / "definition.json").exists()
+
+
+@pytest.mark.parametrize("backend", STRATEGY)
+def test_addresses_of_version_six(backend, tmp_path):
+    need(socket.has_dualstack_ipv6(), "this machine has no IPv6")
+    addresses = ",".join(f"[::1]:{port}" for port in free_ports(2))
+    flags = (f"--strategy={STRATEGY[backend]}", "--steps=10", "--replicas=2", f"--run_dir={tmp_path / 'run'}")
+    processes = [start(*flags, f"--cluster={index}@{addresses}") for index in range(2)]
+    for process in processes:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    assert summary(tmp_path / "run")["step"] == 10
 
 
 TASK = {"type": "worker", "index": 0}

@@ -11,7 +11,6 @@ What is wrong with the one that speaks is said rather than passed over.
 """
 
 import dataclasses
-import ipaddress
 import json
 import os
 import pathlib
@@ -19,6 +18,7 @@ import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
+from trainer.connection import resolved
 from trainer.errors import UserError
 
 PORT = 61_440  # base of the ports that a scheduler's job gets: above those that Linux gives away by itself
@@ -69,8 +69,8 @@ class Cluster:
         """The address at which process 0 listens: its own; '' (all) where that name leads the others elsewhere."""
         host = self.meeting[0]
         try:
-            address = ipaddress.ip_address(socket.gethostbyname(host))
-            with socket.socket() as probe:
+            family, address = resolved(host)
+            with socket.socket(family) as probe:
                 probe.bind((str(address), 0))
         except OSError:
             return ""  # behind an address translation
@@ -84,7 +84,7 @@ _JOBS = ("chief", "worker", "ps")
 
 
 def _all_loopback(hosts: set[str]) -> bool:
-    return all(host == "localhost" or host.startswith("127.") for host in hosts)
+    return all(host in ("localhost", "[::1]") or host.startswith("127.") for host in hosts)
 
 
 def outside_interfaces() -> list[str]:

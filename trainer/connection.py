@@ -1,6 +1,7 @@
 """Lines of JSON between two processes, and sockets that say who holds their port."""
 
 import dataclasses
+import ipaddress
 import json
 import os
 import queue
@@ -58,26 +59,34 @@ class Connection:
         return message if isinstance(message, dict) else None
 
 
+def resolved(host: str) -> tuple[socket.AddressFamily, ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """The family and the address of a host: of version 4 if it has one.
+
+    Raises:
+      OSError: it has no address.
+    """
+    found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return family, ipaddress.ip_address(str(address[0]).partition("%")[0])
+
+
 def listen(host: str, port: int, source: str) -> socket.socket:
     """A socket that listens at an address of this machine; '' is all of them.
 
     Raises:
       UserError: the port is taken; by whom is said where it can be seen.
     """
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    both = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
     try:
-        listening.bind((host, port))
-        listening.listen(128)
+        return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=both)
     except OSError as error:
-        listening.close()
         raise UserError(
             source,
             f"{host or '*'}:{port}",
-            f"can't listen there: {error.strerror}{holder(port)}",
+            f"can't listen there: {os.strerror(error.errno or 0)}{holder(port)}",
             "end that process, or give this one another port",
         ) from None
-    return listening
 
 
 def holder(port: int) -> str:

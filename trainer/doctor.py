@@ -15,7 +15,7 @@ import time
 from trainer import backend
 from trainer.cluster import Cluster, outside_interfaces, resolve
 from trainer.config import Config
-from trainer.connection import listen
+from trainer.connection import listen, resolved
 from trainer.errors import OK, PEER_LOST, UserError
 from trainer.peers import Peers
 from trainer.reporting import size
@@ -58,8 +58,7 @@ def _names(cluster: Cluster) -> Findings:
     found: Findings = []
     for host in dict.fromkeys(a.rpartition(":")[0] for a in cluster.addresses if cluster.size > 1):
         try:
-            address = socket.gethostbyname(host.strip("[]"))
-            found.append(("ok", "name", f"{host} is {address}"))
+            found.append(("ok", "name", f"{host} is {resolved(host)[1]}"))
         except OSError as error:
             found.append(("WRONG", "name", f"{host} can't be resolved here: {error}"))
     return found

@@ -55,12 +55,13 @@ def take(config: Config, cluster: Cluster) -> tuple[list[jax.Device], str]:
 def _join(cluster: Cluster) -> None:
     """Joins the processes' JAX runtimes; the coordinator listens on the chief's address and no other."""
     port = cluster.addresses[0].rpartition(":")[2]
-    own_host = cluster.addresses[cluster.index].rpartition(":")[0]
+    own_host = cluster.addresses[cluster.index].rpartition(":")[0].strip("[]")
+    listens = cluster.bind_host or "0.0.0.0"
     jax.distributed.initialize(
         cluster.addresses[0],
         cluster.size,
         cluster.index,
-        coordinator_bind_address=f"{cluster.bind_host or '0.0.0.0'}:{port}",
+        coordinator_bind_address=f"[{listens}]:{port}" if ":" in listens else f"{listens}:{port}",
         heartbeat_timeout_seconds=30,  # trainer/peers.py notices sooner, and says why
         initialization_timeout=60,
     )
