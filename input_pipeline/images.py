@@ -66,7 +66,9 @@ class Images:
             scale = min(image.width / width, image.height / height)
             left, top = (image.width - width * scale) / 2, (image.height - height * scale) / 2
             box = (left, top, left + width * scale, top + height * scale)
-            whole = image.convert("RGB" if self._channels == 3 else "L")
+            deep = image.mode.startswith("I")  # 16 bits a pixel, of which convert() would make 255 beyond 255
+            shallow = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if deep else image
+            whole = shallow.convert("RGB" if self._channels == 3 else "L")
             resized = whole.resize((width, height), Image.Resampling.BILINEAR, box)
         return np.asarray(resized).reshape(height, width, self._channels)
 

@@ -57,10 +57,13 @@ def _column(rows: Any, name: str) -> tuple[npt.NDArray[Any], int | None]:
     if column.null_count:
         missing = int(np.argmax(column.is_null().to_numpy()))
         raise DataError(f"column {name!r} has no value in row {missing}, and {column.null_count - 1} more")
-    values = column.to_numpy()
-    if values.dtype.kind in "OUSb":
+    kind = str(column.type)
+    values = (column.cast("float64") if kind.startswith("decimal") else column).to_numpy()
+    if kind.removeprefix("large_") in ("string", "bool") or kind.startswith("dictionary"):
         words, values = np.unique(values.astype(str), return_inverse=True)
         return values.astype(np.int32), len(words)
     if values.dtype.kind in "iu":
         return values.astype(np.int32), int(values.max()) + 1
+    if values.dtype.kind != "f":
+        raise DataError(f"column {name!r} is of {kind}, no number and no word: name those that are x (columns=...)")
     return values, None

@@ -1,5 +1,7 @@
 """Datasets of files, each on real bytes; and what comes of damaged ones."""
 
+import datetime
+import decimal
 import json
 import shutil
 import struct
@@ -123,6 +125,9 @@ def test_images_in_folders(folders, tmp_path):
     assert (len(data.train), len(data.evaluation), data.classes) == (270, 30, 3)
     first = images.Images([folders / "one" / "001.png"], np.zeros(1, np.int32), (32, 32), 1).read(np.array([0]))[0][0]
     assert (first[::4, ::4] == X[Y == 1][1]).all()
+    deep = tmp_path / "deep.png"  # 16 bits a pixel
+    Image.fromarray(first[..., 0].astype(np.uint16) * 256 + 3).save(deep)
+    assert (images.Images([deep], np.zeros(1, np.int32), (32, 32), 1).read(np.array([0]))[0][0] == first).all()
     data = ("--dataset=images(size=16,shift=1)", f"--data_dir={folders}", "--cache=memory")
     flags = (
         *data,
@@ -199,6 +204,25 @@ def test_rows_of_a_table(kind, tmp_path):
     assert summary(tmp_path / "run")["final"]["test_accuracy"] > 0.7
     with pytest.raises(DataError, match="there is no column 'question'"):
         table.load(str(tmp_path), label="question")
+
+
+def test_what_is_no_number_in_a_table(tmp_path):
+    """Words and truth become codes, decimals numbers; of a date the user has to decide."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {
+        "price": pyarrow.array([decimal.Decimal("1.50"), decimal.Decimal("0.25")] * 10),
+        "word": pyarrow.array(["b", "a"] * 10).dictionary_encode(),
+        "truth": [True, False] * 10,
+        "y": [0, 1] * 10,
+        "day": [datetime.date(2026, 1, 1)] * 20,
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
+    x = table.load(str(tmp_path), label="y", columns=("price", "word", "truth"), held_out=0.0).train.arrays[0]
+    assert x[:2].tolist() == [[1.5, 1, 1], [0.25, 0, 0]]
+    with pytest.raises(DataError, match=r"'day' is of date32.*columns="):
+        table.load(str(tmp_path), label="y")
 
 
 def test_a_missing_value_is_told(tmp_path):
