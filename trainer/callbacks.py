@@ -9,6 +9,8 @@ import numpy as np
 from trainer import plugins
 from trainer.errors import UserError
 
+_SAVING = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
+
 
 def create(specs: Sequence[str], model: keras.Model) -> keras.callbacks.CallbackList:
     """The callbacks of --callbacks, by a name of keras.callbacks or a dotted path, bound to the model.
@@ -28,7 +30,7 @@ def create(specs: Sequence[str], model: keras.Model) -> keras.callbacks.Callback
             raise UserError("callbacks", spec, str(error), "see keras.io/api/callbacks") from None
         if not isinstance(callback, keras.callbacks.Callback):
             raise UserError("callbacks", spec, f"made a {type(callback).__name__}", "give a keras.callbacks.Callback")
-        if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
+        if any(kind.__name__ in _SAVING for kind in type(callback).__mro__):
             raise UserError(
                 "callbacks",
                 spec,

@@ -1,5 +1,6 @@
 """What a model is trained on: the losses and metrics that it is compiled with, or those that its labels mean."""
 
+import numbers
 from typing import Any
 
 import keras
@@ -73,7 +74,7 @@ def compile_model(
     losses = _per_output(config, model, loss, y_pred)
     pairs = zip(losses, _per_output(config, model, loss_weights or 1.0, y_pred), strict=True)
     weights = [1.0 if loss is None else weight for loss, weight in pairs]
-    if not all(isinstance(weight, int | float) for weight in weights):
+    if not all(isinstance(weight, numbers.Real) for weight in weights):
         reason = f"is compiled with loss_weights={loss_weights!r}, which are no number for each output"
         raise UserError("model", config.model, reason, "name compile()'s arguments: metrics=[...] is not the third")
     metrics_object = CompileMetrics(None, metrics, output_names=getattr(model, "output_names", None))

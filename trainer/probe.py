@@ -48,8 +48,7 @@ def run(config: Config) -> int:
         print(f"{'BREAKS' if finding.breaks else 'note':>6}  {finding.part}: {finding.problem}")
     if not findings:
         print("nothing found that could break the one curve")
-    random = any(v.name == "seed_generator_state" for v in parts.program.model.non_trainable_variables)
-    print(json.dumps({"random": random, "findings": [dataclasses.asdict(f) for f in findings]}))
+    print(json.dumps({"random": _draws(parts), "findings": [dataclasses.asdict(f) for f in findings]}))
     return 1 if any(f.breaks for f in findings) else OK
 
 
@@ -174,22 +173,36 @@ def _is_batch_normalization(model: keras.Model, name: str) -> bool:
     return any(isinstance(v, keras.layers.BatchNormalization) and repr(v.name) in name for v in model._flatten_layers())
 
 
-def _sums(parts: Assembly) -> list[Finding]:
-    """Loss and metrics of a batch are the sums of its examples', and the loss is Keras's own."""
+def _summing(parts: Assembly) -> Callable[..., Any]:
+    """(chosen, replica, training) -> the Sums of some of a few examples, by the key of a logical replica."""
     objective, model = parts.program.objective, parts.program.model
     trainable = [v.value for v in model.trainable_variables]
     state = [v.value for v in objective.state_variables]
     x, y = _examples(parts, 0)
     keys = [ops.convert_to_tensor(key) for key in order.keys(0, np.zeros(1, np.int64), np.arange(2))]
 
-    def sums(chosen: slice, key: Any = keys[0]) -> Any:
-        part = map_structure(lambda a: a[chosen], {"x": x, "y": y})
-        return keras.tree.map_structure(
-            ops.convert_to_numpy, objective(trainable, state, part | {"key": key}, training=False)[1]
-        )
+    def sums(chosen: slice = slice(None), replica: int = 0, training: bool = False) -> Any:
+        batch = map_structure(lambda a: a[chosen], {"x": x, "y": y}) | {"key": keys[replica]}
+        return keras.tree.map_structure(ops.convert_to_numpy, objective(trainable, state, batch, training=training)[1])
 
-    whole, single = sums(slice(None)), [sums(slice(i, i + 1)) for i in range(EXAMPLES)]
-    if not _close(whole.objective, sums(slice(None), keys[1]).objective):
+    return sums
+
+
+def _draws(parts: Assembly) -> bool:
+    """Whether training draws random numbers: on another backend they would be others."""
+    if not any(v.name == "seed_generator_state" for v in parts.program.model.non_trainable_variables):
+        return False
+    sums = _summing(parts)
+    return bool(sums(training=True).objective != sums(replica=1, training=True).objective)
+
+
+def _sums(parts: Assembly) -> list[Finding]:
+    """Loss and metrics of a batch are the sums of its examples', and the loss is Keras's own."""
+    objective, model = parts.program.objective, parts.program.model
+    x, y = _examples(parts, 0)
+    sums = _summing(parts)
+    whole, single = sums(), [sums(slice(i, i + 1)) for i in range(EXAMPLES)]
+    if not _close(whole.objective, sums(replica=1).objective):
         problem = "draws random numbers in evaluation, too: what evaluations give depends on --replicas"
         return [Finding("the loss", problem, breaks=False)]
     found = []

@@ -55,7 +55,7 @@ class Losses:
                     self._model,
                     f"has a loss with values of shape {tuple(values.shape)}, and the weights are "
                     f"{tuple(weights.shape)}",
-                    "give weights of examples (batch,), or of the loss's values",
+                    "give weights of examples (batch,) or of the loss's values; a mask counts as such weights",
                 )
             objective += factor * self._mean(values * expand(weights, values))
         for loss in own:
