@@ -84,10 +84,8 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
             raise DataError(f"its {name!r} is empty (0 examples)")
     assert train is not None
     classes = getattr(loaded, "classes", None)
-    labels = train.arrays[1] if isinstance(train, Arrays) and len(train.arrays) > 1 else None
-    integers = labels is not None and np.issubdtype(labels.dtype, np.integer)
-    if classes is None and labels is not None and integers and labels.min() >= 0:
-        classes = int(labels.max()) + 1
+    if classes is None and isinstance(train, Arrays):
+        classes = _classes([s.arrays[1] for s in (train, evaluation) if isinstance(s, Arrays) and len(s.arrays) > 1])
     validation = evaluation
     if validation_fraction and is_streamed(train):
         raise DataError("streamed examples can't be held out: give the dataset an `evaluation` of its own")
@@ -97,6 +95,13 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
             raise DataError(f"{validation_fraction} of {len(train)} examples leaves nothing on one side")
         train, validation = Subset(train, kept), Subset(train, held_out)
     return Dataset(train, evaluation, classes, validation, *(getattr(loaded, k, None) for k in ("augment", "decode")))
+
+
+def _classes(labels: list[Any]) -> int | None:
+    """How many classes labels in memory show: None if they are no classes, or there are none."""
+    if not labels or not all(np.issubdtype(each.dtype, np.integer) and each.min() >= 0 for each in labels):
+        return None
+    return 1 + max(int(each.max()) for each in labels)
 
 
 def _named(loaded: Any) -> Any:

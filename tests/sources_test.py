@@ -268,6 +268,7 @@ def test_what_load_may_return():
         assert np.array_equal(given[0], x[[4, 0]])
         assert given[1] == () if loaded is x else np.array_equal(given[1], y[[4, 0]])
     assert prepare((x, y - 1), 0.0).classes is None  # -1 is no class, but may be a number to be found
+    assert prepare(((x, y), (x, y + 3)), 0.0).classes == 6  # as many as can be seen
 
 
 class Batches(keras.utils.PyDataset):
