@@ -54,12 +54,14 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     flags = arguments.flags[1:] if arguments.flags[:1] == ["--"] else arguments.flags
     sizes = _sizes(parser, arguments, flags)
-    logs = pathlib.Path(arguments.logs or pathlib.Path(_flag(flags, "run_dir") or "runs", "logs"))
+    run = pathlib.Path(_flag(flags, "run_dir") or "runs")
+    if run.parent.name == "checkpoints":  # evaluate takes one
+        run = run.parent.parent
+    logs = pathlib.Path(arguments.logs or run / "logs")
     logs.mkdir(parents=True, exist_ok=True)
     signals = _Signals()
     size, restarts = 0, 0  # size: place in `sizes`
-    directory = _flag(flags, "run_dir")
-    standstill, starved = Standstill(pathlib.Path(directory, "checkpoints") if directory else None), 0
+    standstill, starved = Standstill(run / "checkpoints" if _flag(flags, "run_dir") else None), 0
     while True:
         before = kills_for_memory()
         group = Group(sizes[size], arguments.servers, flags, logs, arguments.restarts - restarts)
