@@ -41,7 +41,7 @@ def create(specs: Sequence[str], model: keras.Model) -> keras.callbacks.Callback
             raise UserError(
                 "callbacks",
                 spec,
-                "would change the variables when the last checkpoint is written; the best one is kept by the run",
+                "would change the variables after the last checkpoint is written; the best one is kept by the run",
                 "leave restore_best_weights out, and evaluate or export the checkpoint that the end of the run names",
             )
         callbacks.append(callback)
