@@ -42,6 +42,7 @@ FLOORS = {
     "trainer.shards": 2,
     "trainer.optimizers": 2,
     "trainer.losses": 2,
+    "trainer.metrics": 2,
     "trainer.building": 2,
     "trainer.program": 2,
     "trainer.hdf5": 2,

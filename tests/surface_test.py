@@ -221,6 +221,27 @@ def linear(input_shape, classes, factor=None):
     return model
 
 
+class Counter(keras.layers.Layer):
+    def build(self, shape):
+        def start(value):
+            return lambda shape, dtype: keras.ops.full(shape, value, dtype)
+
+        for name, dtype, value in (("large", "int32", 2**25 + 1), ("wraps", "uint8", 250), ("down", "int32", 0)):
+            weight = self.add_weight((), start(value), dtype, trainable=False, name=name)
+            setattr(self, name, weight)
+
+    def call(self, x, training=False):
+        if training:
+            self.large.assign(self.large + 1)
+            self.wraps.assign(self.wraps + keras.ops.cast(1, "uint8"))
+            self.down.assign(self.down - 3)
+        return x
+
+
+def counting(input_shape, classes):
+    return keras.Sequential([Counter(), *linear(input_shape, classes).layers])
+
+
 def note(path):
     return keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: open(path, "a").write(f"{epoch} {sorted(logs)}\\n")
@@ -295,13 +316,27 @@ def test_evaluate_and_export(project):
     out = trainer("export", "--run_dir=run", cwd=project).stdout
     assert "agree with the model" in out
     exported = keras.saving.load_model(project / "run" / "export" / "model.keras", compile=False).get_weights()
-    saved = sorted((project / "run" / "checkpoints").glob("0*"))[-1]
-    arrays = checkpoint.arrays(saved, checkpoint.verify(saved))
+    arrays = checkpoint.arrays(*_saved(project / "run"))
     for kept in ("optimizer/", "layers/"):
         of_these = [value for name, value in arrays.items() if name.startswith(kept)]
         found = [any(np.array_equal(weights, value) for value in of_these) for weights in exported]
         assert all(found) if kept == "optimizer/" else not any(found)
     assert (project / "run" / "export" / "saved_model" / "saved_model.pb").exists()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_counters_count_exactly(backend, project):
+    """Integers that float32 can't hold, and unsigned ones beyond their largest: two replicas, twenty steps."""
+    flags = ("--model=my_project:counting", "--replicas=2", "--steps=20", "--run_dir=run")
+    trainer(f"--backend={backend}", *flags, cwd=project)
+    arrays = checkpoint.arrays(*_saved(project / "run"))
+    counters = [int(array) for name, array in sorted(arrays.items()) if "counter" in name]
+    assert counters == [2**25 + 21, 14, -60]
+
+
+def _saved(run_dir):
+    newest = sorted((run_dir / "checkpoints").glob("0*"))[-1]
+    return newest, checkpoint.verify(newest)
 
 
 def test_own_compiled_model_and_weights(project):

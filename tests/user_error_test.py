@@ -94,6 +94,53 @@ def compiled(input_shape, classes, **arguments):
     return model
 
 
+class Largest(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="largest")
+        self.seen = self.add_weight(initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.seen.assign(keras.ops.maximum(self.seen, keras.ops.max(y_pred)))
+
+    def result(self):
+        return self.seen
+
+
+def of_a_batch(y_true, y_pred):
+    return keras.ops.mean(y_pred)
+
+
+def measured(input_shape, classes, by=Largest):
+    model = linear(input_shape, classes)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(loss=loss, metrics=["accuracy", by()])
+    return model
+
+
+def measured_by_batch(input_shape, classes):
+    return measured(input_shape, classes, lambda: of_a_batch)
+
+
+class Measuring(keras.Sequential):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.activity = keras.metrics.Mean(name="activity")
+
+    def call(self, x, training=False):
+        y = super().call(x, training=training)
+        self.activity.update_state(y)
+        return y
+
+
+def measuring(input_shape, classes):
+    return Measuring(linear(input_shape, classes).layers)
+
+
+def hashing(input_shape, classes):
+    layers = [keras.Input(input_shape), keras.layers.Hashing(7), keras.layers.Flatten(), keras.layers.Dense(classes)]
+    return keras.Sequential(layers)
+
+
 def not_for_xla(input_shape, classes):
     import tensorflow as tf
 
@@ -174,6 +221,11 @@ def project(tmp_path):
         (["--schedule=sawtooth"], ["--schedule=sawtooth", "cosine"]),
         (["--callbacks=EarlyStopping(restore_best_weights=True)"], ["restore_best_weights", "the best one is kept"]),
         (["--run_dir=run/checkpoints/00000045"], ["is a checkpoint of the run run", "--initialize_from"]),
+        (
+            ["--callbacks=EarlyStopping(monitor='val_acc')"],
+            ["'val_acc'", "one of accuracy, loss, val_accuracy, val_loss"],
+        ),
+        (["--callbacks=SwapEMAWeights"], ["--callbacks=SwapEMAWeights", "moving averages"]),
         (["--callbacks=EarlyStoping"], ["--callbacks=EarlyStoping"]),
         (["--global_batch=65", "--replicas=2"], ["--global_batch=65", "2 logical replicas", "64 or 66"]),
         (["--strategy=mirrored", "--devices=4", "--replicas=6"], ["--replicas=6", "4 devices"]),
@@ -207,6 +259,10 @@ def project(tmp_path):
         (["--dataset=user_project:Wide", "--backend=jax"], ["integers of 85899", "32 bits", "--backend=tensorflow"]),
         (["--model=user_project:third_argument"], ["loss_weights=['accuracy']", "metrics=[...]"]),
         (["--model=user_project:summed"], ["reduction='sum'", "mean over a step's examples"]),
+        (["--model=user_project:measured"], ["metric 'largest'", "no sum over examples"]),
+        (["--model=user_project:measured_by_batch"], ["metric 'of_a_batch'", "weight", "one value per example"]),
+        (["--model=user_project:measuring"], ["metric 'activity' in call()", "compile()"]),
+        (["--model=user_project:hashing", "--backend=jax"], ["hashing (Hashing)", "TensorFlow", "the source"]),
         (["--model=user_project:compiled", "--learning_rate=0.1"], ["compiled with SGD", "--optimizer=adam"]),
         (["--model=user_project:compiled(gradient_accumulation_steps=2)"], ["accumulates gradients", "--replicas"]),
         (["--model=user_project:not_for_xla"], ["--model=in_python", "XLA", "EagerPyFunc", "jit_compile=False"]),

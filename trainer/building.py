@@ -3,12 +3,13 @@
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import keras
 import keras.src.backend as keras_backend
+from keras.src.layers.preprocessing.index_lookup import IndexLookup
 from keras.src.trainers.trainer import Trainer
 
 from input_pipeline.dataset import Dataset
@@ -18,6 +19,7 @@ from trainer.config import Config
 from trainer.errors import UserError
 
 _OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")  # a run does not call them
+_OF_TABLES = (IndexLookup, keras.layers.Hashing, keras.layers.HashedCrossing, keras.layers.TextVectorization)
 
 
 def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
@@ -76,7 +78,32 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
             f"does not take the examples of --dataset={config.dataset} ({x}): {error}",
             "give the model the dataset's shape: name input_shape in build's signature",
         ) from error
+    if unreported := _updated_in_call(model, functools.partial(model, **training), map_structure(symbol, x)):
+        raise UserError(
+            "model",
+            config.model,
+            f"updates its metric {unreported!r} in call(), where it would be lost: a step is a function of variables "
+            "and examples",
+            "give the metric to compile(), for an output that tells what it measures",
+        )
     return model, map_structure(symbol, y), y_pred
+
+
+def _updated_in_call(model: keras.Model, call: Callable[[Any], Any], x: Any) -> str:
+    """Name of a metric that is an attribute of a layer, and changes when the model is called; '' if none does."""
+    own = [metric for layer in model._flatten_layers() for metric in layer._metrics]
+    if not own:
+        return ""
+    updated: list[str] = []
+
+    def traced(x: Any) -> Any:
+        with keras.StatelessScope() as scope:
+            y_pred = call(x)
+        updated.extend(m.name for m in own if any(scope.get_current_value(v) is not None for v in m.variables))
+        return y_pred
+
+    keras_backend.compute_output_spec(traced, x)
+    return updated[0] if updated else ""
 
 
 @contextlib.contextmanager
@@ -120,4 +147,11 @@ def _check(config: Config, model: keras.Model) -> None:
                 f"layer {layer.path} has stateful=True: it would carry what it saw in one batch into the next, and "
                 "examples come in random order",
                 "delete it, and give each sequence whole",
+            )
+        if keras.config.backend() == "jax" and isinstance(layer, _OF_TABLES):
+            raise UserError(
+                "model",
+                config.model,
+                f"layer {layer.path} ({type(layer).__name__}) is computed by TensorFlow, which JAX can't compile",
+                "give the source what it returns, by calling it there on each batch, or use --backend=tensorflow",
             )

@@ -6,17 +6,29 @@ from typing import Any
 import keras
 import numpy as np
 
+from input_pipeline.dataset import Dataset
 from trainer import plugins
+from trainer.clock import Clock
 from trainer.errors import UserError
+from trainer.program import Program
 
 _SAVING = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
 
 
-def create(specs: Sequence[str], model: keras.Model) -> keras.callbacks.CallbackList:
+def create(specs: Sequence[str], program: Program, dataset: Dataset, clock: Clock) -> keras.callbacks.CallbackList:
     """The callbacks of --callbacks, by a name of keras.callbacks or a dotted path, bound to the model.
 
     Batch hooks are called at the ends of chunks of steps, where the host looks in anyway, with the
     number of steps done; epoch hooks at the ends of epochs, with the newest 'val_' metrics.
+
+    Args:
+      specs: the flag's.
+      program: what is trained.
+      dataset: what it is trained and evaluated on.
+      clock: tells when epochs end.
+
+    Raises:
+      UserError: no such callback, or one that would do nothing, or harm, in a run.
     """
     callbacks = []
     for spec in specs:
@@ -44,8 +56,32 @@ def create(specs: Sequence[str], model: keras.Model) -> keras.callbacks.Callback
                 "would change the variables after the last checkpoint is written; the best one is kept by the run",
                 "leave restore_best_weights out, and evaluate or export the checkpoint that the end of the run names",
             )
+        if isinstance(callback, keras.callbacks.SwapEMAWeights):
+            raise UserError(
+                "callbacks",
+                spec,
+                "would swap variables that a run does not need swapped: where the optimizer keeps moving averages, "
+                "evaluations, pictures and exports are of them",
+                "leave it out",
+            )
+        watched = getattr(callback, "monitor", None)
+        if isinstance(watched, str) and watched not in (names := _logged(program, dataset, clock)):
+            raise UserError(
+                "callbacks",
+                spec,
+                f"watches {watched!r}, which an epoch of this run does not give",
+                f"monitor one of {', '.join(sorted(names))}",
+            )
         callbacks.append(callback)
-    return keras.callbacks.CallbackList(callbacks, add_history=False, add_progbar=False, model=model)
+    told = {"epochs": clock.epochs_ended(clock.steps), "steps": clock.epoch_steps, "verbose": 0}  # as by fit()
+    return keras.callbacks.CallbackList(callbacks, model=program.model, **told)
+
+
+def _logged(program: Program, dataset: Dataset, clock: Clock) -> list[str]:
+    """Names of the metrics that an epoch's end is given."""
+    names = list(program.objective.results(program.objective.no_totals()))
+    evaluates = dataset.validation is not None and clock.intervals["evaluate"].amount
+    return [*names, *(f"val_{name}" for name in names if evaluates)]
 
 
 def state(callbacks: keras.callbacks.CallbackList) -> list[dict[str, Any]]:

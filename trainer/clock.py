@@ -71,6 +71,11 @@ class Clock:
         """Number of epochs that have ended when `step` steps are done."""
         return step * self.global_batch // self.examples
 
+    @property
+    def epoch_steps(self) -> int:
+        """Steps that use some of the examples of a pass."""
+        return math.ceil(self.examples / self.global_batch)
+
     def _next(self, interval: Interval, step: int) -> int:
         """First step after `step` at which a cadence in steps or epochs is due."""
         if not interval.amount or interval.unit == "second":

@@ -5,29 +5,18 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
-from keras.src import backend
-from keras.src.metrics import confusion_metrics
 from keras.src.trainers.compile_utils import CompileMetrics, get_loss
 
+from input_pipeline.dataset import Dataset
 from input_pipeline.labels import Labels
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.weighing import Losses, expand
-
-# Metrics that take weights of examples only where an example is one element.
-_OF_ELEMENTS = (
-    keras.metrics.AUC,
-    keras.metrics.IoU,
-    keras.metrics.Precision,
-    keras.metrics.Recall,
-    confusion_metrics.SensitivitySpecificityBase,
-    confusion_metrics._ConfusionMatrixConditionCount,
-)
+from trainer.metrics import build_metrics
+from trainer.weighing import Losses
 
 
 def compile_model(
-    config: Config, model: keras.Model, optimizer: Any, y: Any, y_pred: Any
+    config: Config, dataset: Dataset, model: keras.Model, optimizer: Any, y: Any, y_pred: Any
 ) -> tuple[Losses, keras.metrics.Metric, list[Labels | None]]:
     """The losses and metrics of a model, and what each label may be.
 
@@ -77,11 +66,6 @@ def compile_model(
     if not all(isinstance(weight, numbers.Real) for weight in weights):
         reason = f"is compiled with loss_weights={loss_weights!r}, which are no number for each output"
         raise UserError("model", config.model, reason, "name compile()'s arguments: metrics=[...] is not the third")
-    metrics_object = CompileMetrics(None, metrics, output_names=getattr(model, "output_names", None))
-    _build_metrics(config, metrics_object, y, y_pred)
-    for metric in metrics_object.metrics:
-        if isinstance(metric, _OF_ELEMENTS):
-            _weigh_elements(metric)
     targets = labels if names is None else [y[name] for name in names]
     found = [get_loss(*given) for given in zip(losses, targets or losses, outputs, strict=True)]
     if any(getattr(each, "reduction", None) == "sum" for each in found):
@@ -94,7 +78,12 @@ def compile_model(
     known = [_labels(loss, output) for loss, output in zip(found, outputs, strict=True)] if labels else []
     if names is not None:  # in the order in which a dict's are flattened
         known = [each for _, each in sorted(zip(names, known, strict=True), key=lambda pair: pair[0])]
-    return Losses(model.name, found, weights, names, config.global_batch), metrics_object, known
+    summed = CompileMetrics(None, metrics, output_names=getattr(model, "output_names", None))
+    return (
+        Losses(model.name, found, weights, names, config.global_batch),
+        build_metrics(config, summed, dataset, y, y_pred),
+        known,
+    )
 
 
 def _labels(loss: Any, output: Any) -> Labels | None:
@@ -152,38 +141,3 @@ def _per_output(config: Config, model: keras.Model, given: Any, y_pred: Any) -> 
             )
         return list(given)
     return [given] * len(outputs)
-
-
-def _build_metrics(config: Config, metrics: CompileMetrics, y: Any, y_pred: Any) -> None:
-    """Makes the metrics' variables, which some create in their first update only, and resets them.
-
-    Traced, as Keras's own trainer does it: computed, it would compile each of its operations alone.
-    """
-    weight = keras.KerasTensor((1,))
-    try:
-        backend.compute_output_spec(lambda *args: metrics.update_state(*args) or args, y, y_pred, weight)
-    except TypeError as error:
-        raise UserError(
-            "model",
-            config.model,
-            f"has a metric that takes no sample_weight ({error})",
-            "give its update_state(y_true, y_pred, sample_weight=None) that argument: padding has weight 0",
-        ) from error
-    metrics.reset_state()
-
-
-def _weigh_elements(metric: keras.metrics.Metric) -> None:
-    """Lets a metric of elements take weights of examples (b,), whose labels are (b, ...)."""
-    update = metric.update_state
-
-    def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        if sample_weight is not None and len(sample_weight.shape) < len(y_true.shape):
-            overlap = isinstance(metric, keras.metrics.IoU)
-            one_hot = overlap and not metric.sparse_y_true
-            elements = y_true[..., 0] if one_hot else y_true
-            sample_weight = expand(sample_weight, elements)
-            if overlap:
-                sample_weight = ops.broadcast_to(sample_weight, ops.shape(elements))
-        return update(y_true, y_pred, sample_weight)
-
-    metric.update_state = update_state

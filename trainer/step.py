@@ -81,9 +81,7 @@ class Objective:
             objective=objective,
             weight=weight,
             metrics=self._metric_sums(batch["y"], y_pred, batch.get("weight")),
-            state=[
-                ops.cast(new, "float32") - ops.cast(old, "float32") for new, old in zip(new_state, state, strict=True)
-            ],
+            state=[_change(new, old) for new, old in zip(new_state, state, strict=True)],
             gradients=[],
         )
         return objective, sums
@@ -211,7 +209,20 @@ def _scale(sums: Sums) -> Tensor:
 
 def mean_state(sums: Sums, state: Sequence[Tensor], replicas: int) -> list[Tensor]:
     """The state moved by the mean of the replicas' changes; what none of them changed stays to the bit."""
-    return [
-        ops.cast(ops.cast(old, "float32") + change / replicas, old.dtype)
-        for old, change in zip(state, sums.state, strict=True)
-    ]
+
+    def moved(old: Tensor, change: Tensor) -> Tensor:
+        if _is_integer(old):
+            return old + ops.cast(ops.cast(change / replicas, "int32"), old.dtype)
+        return ops.cast(ops.cast(old, "float32") + change / replicas, old.dtype)
+
+    return [moved(old, change) for old, change in zip(state, sums.state, strict=True)]
+
+
+def _change(new: Tensor, old: Tensor) -> Tensor:
+    """new - old in float32, which holds a counter's step, but not a large counter."""
+    common = "int32" if _is_integer(old) else "float32"  # of unsigned ones modulo 2**32, as they count
+    return ops.cast(ops.cast(new, common) - ops.cast(old, common), "float32")
+
+
+def _is_integer(array: Tensor) -> bool:
+    return "int" in keras.backend.standardize_dtype(array.dtype)

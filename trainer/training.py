@@ -70,7 +70,7 @@ class Training:
         self.reporting.define(
             printout.texts(parts), parts.program.model, config.definition() | parts.program.hyperparameters
         )
-        self._callbacks = keras_callbacks.create(config.callbacks, parts.program.model)
+        self._callbacks = keras_callbacks.create(config.callbacks, parts.program, parts.dataset, self.clock)
         self._callbacks.on_train_begin()
         if not keras_callbacks.restore(self._callbacks, progress.callbacks):
             self.reporting.say("the callbacks are not those of the checkpoint: they start with no memory of the run")

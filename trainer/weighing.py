@@ -45,7 +45,7 @@ class Losses:
           y_pred: the outputs.
           own: what the model adds by add_loss() and by regularizers, each a mean over the replica's examples.
         """
-        found = self._values(batch["y"], keras.tree.flatten(y_pred))
+        found = self._values(batch, keras.tree.flatten(y_pred))
         weights = self._weights(batch, [masks for *_, masks in found])
         objective, weight = ops.zeros((), "float32"), self._mean(weights)
         for factor, values, _ in found:
@@ -72,16 +72,16 @@ class Losses:
                 "let the source return (x, y), or call() use add_loss()",
             )
 
-    def _values(self, y: Any, outputs: list[Tensor]) -> list[tuple[float, Tensor, Masks]]:
+    def _values(self, batch: Batch, outputs: list[Tensor]) -> list[tuple[float, Tensor, Masks]]:
         """Each loss: its factor, its values (b, ...), and the masks of those that count."""
-        found = []
+        found, y, examples = [], batch["y"], _examples(batch)
         targets = keras.tree.flatten(y) if self._names is None else [y[name] for name in self._names]
         targets = targets or [None] * len(outputs)
         for loss, factor, target, output in zip(self._losses, self._factors, targets, outputs, strict=True):
             if loss is None:
                 continue
             values = loss.call(ops.cast(target, "float32"), ops.cast(output, "float32"))
-            if len(values.shape) == 0 or values.shape[0] != output.shape[0]:
+            if len(values.shape) == 0 or values.shape[0] != examples:
                 raise UserError(
                     "model",
                     getattr(loss, "name", loss),
@@ -102,8 +102,8 @@ class Losses:
                 "build its layers without mask_zero, leave out ignore_class, and let losses of your own be 0 where "
                 "there is padding",
             )
-        examples = keras.tree.flatten(batch["x"])[0].shape[:1]
-        weights = ops.cast(batch["weight"], "float32") if "weight" in batch else ops.ones(examples, "float32")
+        weights = batch["weight"] if "weight" in batch else ops.ones((_examples(batch),))
+        weights = ops.cast(weights, "float32")
         for mask in masks[0] if masks else ():
             if mask is not None:
                 weights = expand(weights, mask) * expand(ops.cast(mask, "float32"), weights)
@@ -112,6 +112,11 @@ class Losses:
     def _mean(self, values: Tensor) -> Tensor:
         """A replica's part of the mean over the global batch; of values (b, time), of their mean over time."""
         return ops.sum(values) * (1.0 / (self._global_batch * math.prod(values.shape[1:])))
+
+
+def _examples(batch: Batch) -> int:
+    """b: how many examples a replica's batch has."""
+    return int(keras.tree.flatten(batch["x"])[0].shape[0])
 
 
 def metric_weights(weight: Tensor | None, y_pred: Any) -> Any:

@@ -1,0 +1,131 @@
+"""A run's metrics: each weighs examples, and what it keeps is a sum over them, however they are shared out."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+from keras.src import backend
+from keras.src.metrics import confusion_metrics
+from keras.src.trainers.compile_utils import CompileMetrics
+
+from input_pipeline.dataset import Dataset
+from input_pipeline.source import map_structure, read
+from trainer.config import Config
+from trainer.errors import UserError
+from trainer.weighing import expand
+
+# Metrics that take weights of examples only where an example is one element.
+_OF_ELEMENTS = (
+    keras.metrics.AUC,
+    keras.metrics.IoU,
+    keras.metrics.Precision,
+    keras.metrics.Recall,
+    confusion_metrics.SensitivitySpecificityBase,
+    confusion_metrics._ConfusionMatrixConditionCount,
+)
+_NO_SUMS = ("ConcordanceCorrelation", "PearsonCorrelation")  # Keras's own, but the mean over batches
+_EXAMPLES = 4
+_TOLERANCE = 1e-4  # relative, of float32 sums in another order
+
+
+def build_metrics(config: Config, metrics: CompileMetrics, dataset: Dataset, y: Any, y_pred: Any) -> CompileMetrics:
+    """Makes the metrics' variables, which some create in their first update only, and resets them.
+
+    Traced, as Keras's own trainer does it: computed, it would compile each of its operations alone.
+
+    Args:
+      config: the flags, for errors.
+      metrics: those of all outputs.
+      dataset: whose labels metrics that are not Keras's are tried on.
+      y, y_pred: symbolic labels and outputs, of a batch of one example.
+
+    Raises:
+      UserError: a metric takes no weights, or keeps what is no sum over examples.
+    """
+    weight = keras.KerasTensor((1,))
+    try:
+        backend.compute_output_spec(lambda *args: metrics.update_state(*args) or args, y, y_pred, weight)
+    except TypeError as error:
+        raise UserError(
+            "model",
+            config.model,
+            f"has a metric that takes no sample_weight ({error})",
+            "give its update_state(y_true, y_pred, sample_weight=None) that argument: padding has weight 0",
+        ) from error
+    metrics.reset_state()
+    for metric in metrics.metrics:
+        if isinstance(metric, _OF_ELEMENTS):
+            _weigh_elements(metric)
+    if own := [metric.name for metric in metrics.metrics if not _is_known(metric)]:
+        wrong = _tried(metrics, own, read(dataset.train, np.arange(_EXAMPLES) % len(dataset.train))[1], y_pred)
+        if wrong:
+            raise UserError(
+                "model",
+                config.model,
+                f"its metric {wrong}",
+                "add to its variables what each example gives, times its weight; a function gives one value per "
+                "example, such as ops.mean(..., axis=-1)",
+            )
+    return metrics
+
+
+def _weigh_elements(metric: keras.metrics.Metric) -> None:
+    """Lets a metric of elements take weights of examples (b,), whose labels are (b, ...)."""
+    update = metric.update_state
+
+    def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if sample_weight is not None and len(sample_weight.shape) < len(y_true.shape):
+            overlap = isinstance(metric, keras.metrics.IoU)
+            one_hot = overlap and not metric.sparse_y_true
+            elements = y_true[..., 0] if one_hot else y_true
+            sample_weight = expand(sample_weight, elements)
+            if overlap:
+                sample_weight = ops.broadcast_to(sample_weight, ops.shape(elements))
+        return update(y_true, y_pred, sample_weight)
+
+    metric.update_state = update_state
+
+
+def _is_known(metric: keras.metrics.Metric) -> bool:
+    """Whether a metric is one of Keras's, of a function of Keras's, whose state is a sum over examples."""
+    function = getattr(metric, "_fn", None) or metric.update_state
+    modules = (type(metric).__module__, getattr(function, "__module__", ""))
+    return type(metric).__name__ not in _NO_SUMS and all(name.startswith(("keras.", __name__)) for name in modules)
+
+
+def _tried(metrics: CompileMetrics, own: list[str], y: Any, y_pred: Any) -> str:
+    """What is wrong where a few examples don't give what each gives alone, or those of weight 0 count; else ''.
+
+    Args:
+      metrics, y_pred: as for build_metrics().
+      own: names of those that are not Keras's.
+      y: the labels of EXAMPLES examples; what the model would say of them is drawn.
+    """
+    random = np.random.default_rng(0)
+    start = [ops.convert_to_tensor(v) for v in metrics.variables]
+    given = keras.tree.map_structure(
+        lambda output: ops.convert_to_tensor(random.uniform(size=(_EXAMPLES, *output.shape[1:])), output.dtype), y_pred
+    )
+    y = map_structure(ops.convert_to_tensor, y)
+
+    def added(first: int, end: int, weights: list[float]) -> list[Any]:
+        of = [map_structure(lambda a: a[first:end], structure) for structure in (y, given)]
+        new = metrics.stateless_update_state(start, *of, sample_weight=ops.convert_to_tensor(weights, "float32"))
+        return [ops.convert_to_numpy(n) - ops.convert_to_numpy(s) for n, s in zip(new, start, strict=True)]
+
+    try:
+        whole = added(0, _EXAMPLES, [1.0] * _EXAMPLES)
+        single = [sum(arrays) for arrays in zip(*(added(i, i + 1, [1.0]) for i in range(_EXAMPLES)), strict=True)]
+        padded, alone = added(0, 2, [1.0, 0.0]), added(0, 1, [1.0])
+    except Exception as error:  # whatever a metric of the user's may raise
+        return f"{' or '.join(map(repr, own))} can't be computed with weights (batch,) of examples: {error}"
+    for a, b, reason in (
+        (whole, single, "keeps what is no sum over examples: it would depend on how a batch is shared out"),
+        (padded, alone, "counts examples of weight 0, such as the padding of the last batch of an evaluation"),
+    ):
+        for variable, one, other in zip(metrics.variables, a, b, strict=True):
+            if not np.allclose(one, other, _TOLERANCE, _TOLERANCE * np.max(np.abs(one), initial=0.0), equal_nan=True):
+                name = next(m.name for m in metrics.metrics if any(v is variable for v in m.variables))
+                return f"{name!r} {reason}"
+    return ""
