@@ -324,6 +324,17 @@ def test_evaluate_and_export(project):
     assert (project / "run" / "export" / "saved_model" / "saved_model.pb").exists()
 
 
+def test_settings_of_the_host_change_nothing(tmp_path):
+    """A keras.json of the user's own would make another run of the same flags."""
+    settings = {"floatx": "float16", "epsilon": 0.001, "image_data_format": "channels_first", "backend": "torch"}
+    (tmp_path / "keras.json").write_text(json.dumps(settings))
+    flags = ("--backend=jax", "--model=convnet", "--steps=5")
+    trainer(*flags, f"--run_dir={tmp_path}/run0")
+    trainer(*flags, f"--run_dir={tmp_path}/run1", KERAS_HOME=str(tmp_path))
+    digests = {summary(tmp_path / f"run{i}")["weights_sha256"] for i in range(2)}
+    assert len(digests) == 1
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_counters_count_exactly(backend, project):
     """Integers that float32 can't hold, and unsigned ones beyond their largest: two replicas, twenty steps."""

@@ -283,6 +283,13 @@ def test_the_environment_contradicts(project):
     assert "--strategy=mirrored" in err and "KERAS_BACKEND=jax" in err
 
 
+@pytest.mark.parametrize("setting", ["JAX_ENABLE_X64=1", "JAX_PLATFORMS=nonsense"])
+def test_the_environment_keeps_jax_from_running(setting, project):
+    name, _, value = setting.partition("=")
+    err = trainer("--backend=jax", "--run_dir=run", code=2, cwd=project, **{name: value}).stderr
+    assert setting in err and f"unset {name}" in err and "Traceback" not in err
+
+
 def test_the_directory_of_another_run(project):
     trainer("--steps=3", "--run_dir=run", cwd=project)
     before = sorted(p.name for p in (project / "run" / "checkpoints").iterdir())

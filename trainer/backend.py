@@ -82,7 +82,18 @@ def prepare(backend: str, exact: bool = False) -> None:
     Args:
       backend: of Keras.
       exact: whether a GPU may only use algorithms that give the same bits each time.
+
+    Raises:
+      UserError: a run would compute with other types of numbers than it says.
     """
+    wide = os.environ.get("JAX_ENABLE_X64", "")
+    if backend == "jax" and wide.lower() in ("1", "true", "yes", "y", "t", "on"):
+        raise UserError(
+            "backend",
+            backend,
+            f"computes in 32 bits, but JAX_ENABLE_X64={wide} is set: Keras's losses would have 64, its variables not",
+            "unset JAX_ENABLE_X64",
+        )
     os.environ["KERAS_BACKEND"] = backend
     if exact:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()

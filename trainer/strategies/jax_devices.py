@@ -1,6 +1,7 @@
 """The devices of a JAX run: accelerators, or virtual CPUs where those are too few; of one process or of many."""
 
 import math
+import os
 from typing import Any
 
 import jax
@@ -26,13 +27,13 @@ def take(config: Config, cluster: Cluster) -> tuple[list[jax.Device], str]:
     # many as there are replicas, though some stay idle: XLA's thread pool grows with the devices, and how
     # a long product is split into threads shows in its bits.
     jax.config.update("jax_num_cpu_devices", max(1, wanted, config.replicas))
-    real = [d for d in jax.devices() if d.platform != "cpu"]
+    real = [d for d in _found() if d.platform != "cpu"]
     wanted = wanted or len(real) or cluster.size
     if wanted % cluster.size:
         raise UserError(
             "devices", wanted, f"can't be shared out evenly by {cluster.size} processes", "give a multiple of them"
         )
-    pool = real if len(real) >= wanted else jax.devices("cpu")
+    pool = real if len(real) >= wanted else _found("cpu")
     by_process = [[d for d in pool if d.process_index == p] for p in range(cluster.size)]
     devices = [d for of_process in by_process for d in of_process[: wanted // cluster.size]]
     if pool is real:
@@ -50,6 +51,24 @@ def take(config: Config, cluster: Cluster) -> tuple[list[jax.Device], str]:
             "set XLA_FLAGS=--xla_force_host_platform_device_count before the start, or unset it",
         )
     return devices, description
+
+
+def _found(kind: str | None = None) -> list[jax.Device]:
+    """The devices of a kind, or of the best there is.
+
+    Raises:
+      UserError: there are none, or the environment keeps JAX from them.
+    """
+    try:
+        return jax.devices(kind)
+    except (RuntimeError, AssertionError) as error:
+        asked, why = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}", str(error) or "it has no such parts"
+        raise UserError(
+            "backend",
+            "jax",
+            f"JAX finds no {f'{kind} ' if kind else ''}device with {asked}: {why}",
+            "unset JAX_PLATFORMS, add cpu to it, or install JAX for this machine's accelerators",
+        ) from error
 
 
 def _join(cluster: Cluster) -> None:
