@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from input_pipeline.dataset import Dataset
 from input_pipeline.order import fold
@@ -62,12 +62,14 @@ class Images:
         with Image.open(path) as image:
             if image.width * image.height > _MOST_PIXELS:
                 raise ValueError(f"declares {image.width} x {image.height} pixels, and {_MOST_PIXELS:,} are the most")
-            image.draft("RGB" if self._channels == 3 else "L", (width, height))  # JPEG decodes to near that size
-            scale = min(image.width / width, image.height / height)
-            left, top = (image.width - width * scale) / 2, (image.height - height * scale) / 2
+            longer = max(width, height)
+            image.draft("RGB" if self._channels == 3 else "L", (longer, longer))  # JPEG decodes to near that size
+            upright = ImageOps.exif_transpose(image)  # as it is seen: cameras note how they were held
+            scale = min(upright.width / width, upright.height / height)
+            left, top = (upright.width - width * scale) / 2, (upright.height - height * scale) / 2
             box = (left, top, left + width * scale, top + height * scale)
-            deep = image.mode.startswith("I")  # 16 bits a pixel, of which convert() would make 255 beyond 255
-            shallow = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if deep else image
+            deep = upright.mode.startswith("I")  # 16 bits a pixel, of which convert() would make 255 beyond 255
+            shallow = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8)) if deep else upright
             whole = shallow.convert("RGB" if self._channels == 3 else "L")
             resized = whole.resize((width, height), Image.Resampling.BILINEAR, box)
         return np.asarray(resized).reshape(height, width, self._channels)

@@ -44,9 +44,10 @@ def load(data_dir: str, label: str, files: str = "*", columns: tuple[str, ...] =
         if name not in rows.column_names:
             raise DataError(f"there is no column {name!r}; there are {', '.join(rows.column_names)}")
     y, classes = _column(rows, label)
+    if classes is not None and classes > 2**31:
+        raise DataError(f"column {label!r} has integers up to {classes - 1}, which are no classes: make them floats")
     x = np.column_stack([_column(rows, n)[0] for n in columns or rows.column_names if n != label]).astype(np.float32)
-    if classes is None:
-        y = y.astype(np.float32)[:, None]
+    y = y.astype(np.float32)[:, None] if classes is None else y.astype(np.int32)
     kept, held = order.split(len(y), held_out)
     return Dataset(Arrays(x[kept], y[kept]), Arrays(x[held], y[held]) if len(held) else None, classes)
 
@@ -61,9 +62,9 @@ def _column(rows: Any, name: str) -> tuple[npt.NDArray[Any], int | None]:
     values = (column.cast("float64") if kind.startswith("decimal") else column).to_numpy()
     if kind.removeprefix("large_") in ("string", "bool") or kind.startswith("dictionary"):
         words, values = np.unique(values.astype(str), return_inverse=True)
-        return values.astype(np.int32), len(words)
+        return values, len(words)
     if values.dtype.kind in "iu":
-        return values.astype(np.int32), int(values.max()) + 1
+        return values, int(values.max()) + 1
     if values.dtype.kind != "f":
         raise DataError(f"column {name!r} is of {kind}, no number and no word: name those that are x (columns=...)")
     return values, None

@@ -128,6 +128,10 @@ def test_images_in_folders(folders, tmp_path):
     deep = tmp_path / "deep.png"  # 16 bits a pixel
     Image.fromarray(first[..., 0].astype(np.uint16) * 256 + 3).save(deep)
     assert (images.Images([deep], np.zeros(1, np.int32), (32, 32), 1).read(np.array([0]))[0][0] == first).all()
+    turned, held = tmp_path / "turned.png", Image.Exif()
+    held[0x0112] = 6  # the camera was turned: what it wrote is to be turned to the right
+    Image.fromarray(np.rot90(first[:16, :, 0])).save(turned, exif=held)
+    assert (images.Images([turned], np.zeros(1, np.int32), (16, 32), 1).read(np.array([0]))[0][0] == first[:16]).all()
     data = ("--dataset=images(size=16,shift=1)", f"--data_dir={folders}", "--cache=memory")
     flags = (
         *data,
@@ -223,6 +227,11 @@ def test_what_is_no_number_in_a_table(tmp_path):
     assert x[:2].tolist() == [[1.5, 1, 1], [0.25, 0, 0]]
     with pytest.raises(DataError, match=r"'day' is of date32.*columns="):
         table.load(str(tmp_path), label="y")
+    (tmp_path / "rows.csv").write_text("time,y\n" + "1700000000000,1\n" * 20)  # milliseconds, of more than 32 bits
+    x = table.load(str(tmp_path), label="y", files="*.csv", held_out=0.0).train.arrays[0]
+    assert x[0] == pytest.approx(1.7e12)
+    with pytest.raises(DataError, match="'time' has integers up to 1700000000000, which are no classes"):
+        table.load(str(tmp_path), label="time", files="*.csv")
 
 
 def test_a_missing_value_is_told(tmp_path):
