@@ -137,6 +137,13 @@ def test_processes_that_differ_are_told(backend, different, named, tmp_path):
     assert not (tmp_path / "run" / "definition.json").exists()
 
 
+def test_variables_of_types_that_tensorflow_does_not_broadcast(tmp_path):
+    flags = ("--model=tests.counting", "--precision=bfloat16", "--replicas=2", "--steps=20")
+    trainer(*flags, f"--run_dir={tmp_path / 'one'}")
+    finished(launch("--strategy=multi_worker_mirrored", *flags, f"--run_dir={tmp_path / 'two'}"))
+    assert summary(tmp_path / "one")["weights_sha256"] == summary(tmp_path / "two")["weights_sha256"]
+
+
 @pytest.mark.parametrize("backend", STRATEGY)
 def test_addresses_of_version_six(backend, tmp_path):
     need(socket.has_dualstack_ipv6(), "this machine has no IPv6")

@@ -221,27 +221,6 @@ def linear(input_shape, classes, factor=None):
     return model
 
 
-class Counter(keras.layers.Layer):
-    def build(self, shape):
-        def start(value):
-            return lambda shape, dtype: keras.ops.full(shape, value, dtype)
-
-        for name, dtype, value in (("large", "int32", 2**25 + 1), ("wraps", "uint8", 250), ("down", "int32", 0)):
-            weight = self.add_weight((), start(value), dtype, trainable=False, name=name)
-            setattr(self, name, weight)
-
-    def call(self, x, training=False):
-        if training:
-            self.large.assign(self.large + 1)
-            self.wraps.assign(self.wraps + keras.ops.cast(1, "uint8"))
-            self.down.assign(self.down - 3)
-        return x
-
-
-def counting(input_shape, classes):
-    return keras.Sequential([Counter(), *linear(input_shape, classes).layers])
-
-
 def note(path):
     return keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: open(path, "a").write(f"{epoch} {sorted(logs)}\\n")
@@ -336,11 +315,11 @@ def test_settings_of_the_host_change_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_counters_count_exactly(backend, project):
+def test_counters_count_exactly(backend, tmp_path):
     """Integers that float32 can't hold, and unsigned ones beyond their largest: two replicas, twenty steps."""
-    flags = ("--model=my_project:counting", "--replicas=2", "--steps=20", "--run_dir=run")
-    trainer(f"--backend={backend}", *flags, cwd=project)
-    arrays = checkpoint.arrays(*_saved(project / "run"))
+    flags = ("--model=tests.counting", "--replicas=2", "--steps=20", f"--run_dir={tmp_path}")
+    trainer(f"--backend={backend}", *flags)
+    arrays = checkpoint.arrays(*_saved(tmp_path))
     counters = [int(array) for name, array in sorted(arrays.items()) if "counter" in name]
     assert counters == [2**25 + 21, 14, -60]
 

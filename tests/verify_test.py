@@ -27,6 +27,10 @@ def good(input_shape, classes): return net([layers.Dropout(0.1)], input_shape, c
 def recurrent(input_shape, classes):
     rows = layers.Reshape(input_shape[:2])
     return keras.Sequential([keras.Input(input_shape), rows, layers.LSTM(4), layers.Dense(classes)])
+def wrapped(input_shape, classes):
+    rows = layers.Reshape(input_shape[:2])
+    normalized = [layers.TimeDistributed(layers.BatchNormalization(), name="each"), layers.Flatten()]
+    return keras.Sequential([keras.Input(input_shape), rows, *normalized, layers.Dense(classes)])
 def mixing(input_shape, classes): return net([Center(name="center")], input_shape, classes)
 def noisy(input_shape, classes): return net([Noise(name="noise")], input_shape, classes)
 
@@ -85,6 +89,11 @@ def test_random_numbers_in_evaluation_break_nothing(here):
     assert "note  the loss: draws random numbers in evaluation" in out and '"random": true' in out
     # An LSTM has a generator of seeds, and without dropout no use for it: so the backends can be compared.
     assert '"random": false' in trainer("probe", "--model=planted:recurrent", cwd=here).stdout
+
+
+def test_batch_normalization_inside_another_layer_is_a_note(here):
+    out = trainer("probe", "--model=planted:wrapped", cwd=here).stdout
+    assert "note  layer 'each' (TimeDistributed): takes statistics over the examples" in out
 
 
 @pytest.mark.long

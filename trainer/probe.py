@@ -109,7 +109,7 @@ def _model(parts: Assembly) -> list[Finding]:
             return [Finding(differing, problem)]
         first_rows = [[a[:1] for a in outputs] for outputs in (once, among_others)]
         differing = _first_difference(names, *first_rows)
-        if differing and _is_batch_normalization(model, differing):
+        if differing and training and _normalizes_batches(model, differing):
             problem = (
                 "takes statistics over the examples of a logical replica: the curve depends on --replicas, "
                 "not on devices"
@@ -169,8 +169,10 @@ def _close(a: Any, b: Any) -> bool:
     return bool(np.max(np.abs(a - b), initial=0.0) <= _TOLERANCE * scale)
 
 
-def _is_batch_normalization(model: keras.Model, name: str) -> bool:
-    return any(isinstance(v, keras.layers.BatchNormalization) and repr(v.name) in name for v in model._flatten_layers())
+def _normalizes_batches(model: keras.Model, name: str) -> bool:
+    """Whether what a name of `_layers` stands for is batch normalization, or has some inside."""
+    named = (layer for layer in model._flatten_layers() if repr(layer.name) in name)
+    return any(isinstance(v, keras.layers.BatchNormalization) for layer in named for v in layer._flatten_layers())
 
 
 def _summing(parts: Assembly) -> Callable[..., Any]:

@@ -2,8 +2,10 @@
 
 import json
 import os
+from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops import collective_ops
 
 from trainer.cluster import Cluster
 from trainer.config import Config
@@ -24,6 +26,7 @@ def create(config: Config, cluster: Cluster) -> TFDistribute:
     listen("", port, cluster.source).close()  # TensorFlow would only say that it can't start its server
     workers = {"cluster": {"worker": list(cluster.addresses)}, "task": {"type": "worker", "index": cluster.index}}
     os.environ["TF_CONFIG"] = json.dumps(workers)  # one form, wherever it came from
+    _broadcast_all_types()
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     devices = strategy.num_replicas_in_sync
     if config.devices and config.devices != devices:
@@ -36,3 +39,23 @@ def create(config: Config, cluster: Cluster) -> TFDistribute:
     kind = "GPUs" if gpus else "CPUs"
     description = f"{devices} {kind} of {cluster.size} processes, MultiWorkerMirroredStrategy"
     return TFDistribute(strategy, description, exact, cluster)
+
+
+def _broadcast_all_types() -> None:
+    """Has TensorFlow give initial values of any type from the chief to the others: some, like bfloat16, it can't send.
+
+    They go as a wider type that holds them.
+    """
+    send, receive = collective_ops.broadcast_send, collective_ops.broadcast_recv
+
+    def wider(dtype: Any) -> Any:
+        known = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+        return dtype if dtype in known else tf.int64 if dtype.is_integer else tf.float32
+
+    def send_any(value: tf.Tensor, shape: Any, dtype: Any, *group: Any) -> tf.Tensor:
+        return tf.cast(send(tf.cast(value, wider(dtype)), shape, wider(dtype), *group), dtype)
+
+    def receive_any(shape: Any, dtype: Any, *group: Any) -> tf.Tensor:
+        return tf.cast(receive(shape, wider(dtype), *group), dtype)
+
+    collective_ops.broadcast_send, collective_ops.broadcast_recv = send_any, receive_any

@@ -132,6 +132,7 @@ class ParameterServer(TFDistribute):
         super().__init__(strategy, description, exact=False)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self._presence = presence
+        self._open: list[tf.data.Dataset] = []  # servers know their functions: they are held as long as we are
 
     def compile(self, program: Program) -> None:
         super().compile(program)
@@ -139,7 +140,10 @@ class ParameterServer(TFDistribute):
         self._evaluate_on_worker = self._on_worker(self._evaluate_step)
 
     def feed(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
-        yield from pipeline.dataset(first_block)
+        dataset = pipeline.dataset(first_block)
+        self._open.append(dataset)
+        yield from dataset
+        self._open.remove(dataset)
 
     def predict(self, x: Any) -> None:
         """None: the variables lie on the servers."""
