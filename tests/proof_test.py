@@ -10,6 +10,7 @@ import pytest
 from input_pipeline import order
 from tests.running import trainer
 from trainer import checkpoint
+from trainer.diff import relative
 
 pytestmark = pytest.mark.xdist_group("proof")  # they share a run
 FLAGS = ("--model=dense", "--replicas=2", "--log_every=5", "--save_every=10", "--global_batch=80")
@@ -64,6 +65,28 @@ def test_a_checkpoint_put_at_another_step_is_noticed(run, tmp_path):
     trainer("--backend=jax", *FLAGS, "--steps=40", f"--run_dir={copy}")
     ran = trainer("audit", f"--run_dir={copy}", code=1)
     assert "of steps 21 to 30, these examples were lost" in ran.stdout
+
+
+def test_files_that_a_disk_has_spoilt(run, tmp_path):
+    """What is left of a log ends where it ends; only the run's definition can't be done without."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    for name in ("metrics.jsonl", "starts/000001.json"):
+        with open(copy / name, "ab") as file:
+            file.write(b'{"step": 4\xff\0\0')
+    assert "steps 1 to 40, " in trainer("audit", f"--run_dir={copy}").stdout
+    assert "one run" in trainer("diff", str(run), str(copy)).stdout
+    trainer("report", f"--run_dir={copy}")
+    trainer(*FLAGS, "--steps=45", f"--run_dir={copy}")
+    assert "steps 1 to 45, " in trainer("audit", f"--run_dir={copy}").stdout
+    (copy / "definition.json").write_text("")
+    told = trainer(*FLAGS, "--steps=50", f"--run_dir={copy}", code=2).stderr
+    assert "its definition.json is damaged" in told and "Traceback" not in told
+
+
+def test_losses_of_no_weight_are_not_apart():
+    assert relative(float("nan"), float("nan")) == 0 and relative(2.0, 1.0) == 0.5
+    assert relative(1.0, float("nan")) == relative(float("nan"), 1.0) == float("inf")
 
 
 def test_checkpoints_are_listed_and_verified(run, tmp_path):

@@ -1,8 +1,27 @@
 """Files that grow by records, each of which is there whole or not at all."""
 
+import json
 import os
 import pathlib
 import sys
+from typing import Any
+
+
+def records(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The records of a file of JSON objects, a line each, up to the first that is not whole.
+
+    A process that is writing may have got no further, and a disk that lost its power may leave anything.
+    """
+    found = []
+    for line in path.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if not isinstance(record, dict):
+            break
+        found.append(record)
+    return found
 
 
 class Appender:

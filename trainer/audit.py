@@ -5,7 +5,6 @@ permutation in each pass, and that the steps done were fed what it says. Each li
 the ids that the pipelines of all processes handed out for the steps since the line before.
 """
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from input_pipeline import order
 from input_pipeline.source import Source, ids_at
+from trainer.append import records
 from trainer.assembly import load_dataset
 from trainer.config import Config
 from trainer.errors import OK, UserError
@@ -27,7 +27,7 @@ def run(config: Config) -> int:
     directory = RunDirectory(config)
     if not directory.metrics.exists():
         raise UserError("run_dir", directory.path, "has no metrics.jsonl", "give the directory of a run")
-    lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+    lines = records(directory.metrics)
     plan = Plan(config, load_dataset(config).train)
     problems = list(plan.problems(lines))
     for problem in problems:

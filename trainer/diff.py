@@ -4,6 +4,7 @@ python -m trainer diff RUN_A RUN_B
 """
 
 import json
+import math
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainer import checkpoint
+from trainer.append import records
 from trainer.errors import OK, UserError
 
 PARTED = 1
@@ -33,7 +35,7 @@ class _Run:
         self.path = path
         try:
             self.definition = json.loads((path / "definition.json").read_text())
-            lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+            lines = records(path / "metrics.jsonl")
         except (OSError, ValueError) as error:
             raise UserError("run_dir", path, f"holds no run ({error})", "give two run directories") from None
         self.lines: dict[int, dict[str, Any]] = {line["step"]: line for line in lines}
@@ -59,9 +61,9 @@ def _lines(a: _Run, b: _Run) -> Iterator[str]:
         for key, what in (("ids", "other examples were fed"), ("learning_rate", "another learning rate")):
             if x.get(key) != y.get(key):
                 yield f"{where}: {what}: {x.get(key)}, {y.get(key)}"
-        differing = [key for key in x if key in y and key.startswith(("loss", "val_")) and x[key] != y[key]]
+        differing = [key for key in x if key in y and key.startswith(("loss", "val_")) and relative(x[key], y[key])]
         for key in differing[:1]:
-            yield f"{where}: {key} {x[key]!r}, {y[key]!r}: {_relative(x[key], y[key]):.1e} apart"
+            yield f"{where}: {key} {x[key]!r}, {y[key]!r}: {relative(x[key], y[key]):.1e} apart"
         norms = list(_norms(x.get("gradient_norms", {}), y.get("gradient_norms", {})))
         yield from (f"{where}: {text}" for text in norms)
         if differing or norms:
@@ -72,13 +74,16 @@ def _lines(a: _Run, b: _Run) -> Iterator[str]:
         yield "no step is in both logs"
 
 
-def _relative(x: float, y: float) -> float:
+def relative(x: float, y: float) -> float:
+    """How far apart two numbers are; two losses over examples of no weight are NaN, and not apart."""
+    if math.isnan(x) or math.isnan(y):
+        return 0.0 if math.isnan(x) and math.isnan(y) else math.inf
     return abs(x - y) / max(abs(x), 1e-30)
 
 
 def _norms(x: dict[str, float], y: dict[str, float]) -> Iterator[str]:
     """The layers whose gradients differ in length: the first, and the furthest apart."""
-    apart = {layer: _relative(x[layer], y[layer]) for layer in x if layer in y and x[layer] != y[layer]}
+    apart = {layer: relative(x[layer], y[layer]) for layer in x if layer in y and x[layer] != y[layer]}
     if apart:
         worst = max(apart, key=lambda layer: apart[layer])
         yield (
@@ -89,8 +94,8 @@ def _norms(x: dict[str, float], y: dict[str, float]) -> Iterator[str]:
 
 def _worst(a: _Run, b: _Run, common: list[int]) -> str:
     logged = [step for step in common if "loss" in a.lines[step] and "loss" in b.lines[step]]
-    step = max(logged, key=lambda step: _relative(a.lines[step]["loss"], b.lines[step]["loss"]))
-    return f"furthest apart in loss at step {step}: {_relative(a.lines[step]['loss'], b.lines[step]['loss']):.1e}"
+    step = max(logged, key=lambda step: relative(a.lines[step]["loss"], b.lines[step]["loss"]))
+    return f"furthest apart in loss at step {step}: {relative(a.lines[step]['loss'], b.lines[step]['loss']):.1e}"
 
 
 def _weights(a: _Run, b: _Run) -> Iterator[str]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from trainer.append import records
 from trainer.ledger import Ledger
 from trainer.run_directory import replace
 
@@ -55,8 +56,8 @@ class History:
 
 
 def read(directory: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of all starts, in their order."""
-    return [json.loads(path.read_text()) for path in sorted(directory.glob("[0-9]*.json"))]
+    """The lines of all starts, in their order, but those that a disk has spoilt."""
+    return [line for path in sorted(directory.glob("[0-9]*.json")) for line in records(path)]
 
 
 def account(starts: list[dict[str, Any]]) -> Account:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from trainer import checkpoint
+from trainer.append import records
 from trainer.config import Config
 from trainer.errors import PREEMPTED
 from trainer.reporting import OF_TIME
@@ -97,7 +98,7 @@ class Patient:
     def result(self) -> tuple[str, list[dict[str, object]]]:
         """Hash of the weights, and the log without its times."""
         summary = json.loads((self._directory / "summary.json").read_text())
-        lines = [json.loads(line) for line in (self._directory / "metrics.jsonl").read_text().splitlines()]
+        lines = records(self._directory / "metrics.jsonl")
         return summary["weights_sha256"], [{k: v for k, v in line.items() if k not in OF_TIME} for line in lines]
 
     def last_words(self) -> str:

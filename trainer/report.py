@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainer import history
+from trainer.append import records
 from trainer.config import Config
 from trainer.errors import OK, UserError
 from trainer.reporting import OF_TIME, duration
@@ -33,7 +34,7 @@ def run(config: Config) -> int:
     definition = directory.definition()
     if definition is None or not directory.metrics.exists():
         raise UserError("run_dir", directory.path, "holds no run", "give the directory of a run")
-    lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+    lines = records(directory.metrics)
     summary = json.loads(directory.summary.read_text()) if directory.summary.exists() else {}
     page = _page(str(directory.path), config, definition, lines, summary, history.read(directory.starts))
     replace(directory.path / "report.html", page)

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from trainer.append import Appender
+from trainer.append import Appender, records
 from trainer.board import Board
 from trainer.config import Config
 from trainer.ledger import Ledger
@@ -182,18 +182,13 @@ class Reporting:
 
 def _continued(path: pathlib.Path, step: int) -> Appender:
     """metrics.jsonl, opened to append after its lines up to `step`; later ones will be written again."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    kept = []
-    for line in lines:
-        try:
-            if json.loads(line)["step"] > step:
-                break
-        except ValueError:  # the last line of a killed process
-            break
-        kept.append(line)
-    if len(kept) != len(lines):
+    known = path.read_bytes() if path.exists() else b""
+    steps = [record.get("step", math.inf) for record in records(path)] if known else []
+    later = next((i for i, at in enumerate(steps) if at > step), len(steps))
+    kept = b"".join(line + b"\n" for line in known.splitlines()[:later])
+    if kept != known:
         temporary = path.with_name(f".{path.name}")
-        temporary.write_text("".join(kept))
+        temporary.write_bytes(kept)
         os.replace(temporary, path)
     return Appender(path)
 

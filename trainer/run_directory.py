@@ -111,9 +111,16 @@ class RunDirectory:
     def definition(self) -> dict[str, Any] | None:
         """What definition.json says the run is, or None in a new directory."""
         try:
-            return json.loads(self._definition.read_text())
+            return dict(json.loads(self._definition.read_bytes()))
         except FileNotFoundError:
             return None
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                "run_dir",
+                self.path,
+                f"its {self._definition.name} is damaged: {error}",
+                "put back a copy; or delete it, and the flags given now are taken for the run's",
+            ) from None
 
     def check_flags(self) -> int:
         """Compares the flags with the run that is here.

@@ -15,7 +15,9 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
+from trainer.append import records
 from trainer.config import Config
+from trainer.diff import relative
 from trainer.errors import OK, UserError, last_words
 
 STEPS = 8
@@ -33,7 +35,7 @@ class Row:
     Attributes:
       name, backend, devices, replicas, processes: what is run.
       against: name of the row that it is compared with; '' for the reference itself.
-      bits: whether it must equal that to the bit; else within `within`, relative; None: not compared.
+      bits: whether it must equal that to the bit; else within `within`, relative.
       losses: of each step, once run.
       deviation: the largest relative one, and its step.
       verdict: for people; it starts with 'ok' or 'FAIL'.
@@ -45,7 +47,7 @@ class Row:
     replicas: int
     against: str = ""
     bits: bool = True
-    within: float | None = None
+    within: float = 0.0
     losses: Sequence[float] = ()
     sha256: str = ""
     deviation: float = 0.0
@@ -168,11 +170,10 @@ class Runs:
             processes=row.processes,
         )
         if process.returncode:
-            row.verdict = (
-                f"FAIL: ends with exit code {process.returncode}: {last_words(process.stderr or process.stdout)}"
-            )
+            said = last_words(process.stderr or process.stdout)
+            row.verdict = f"FAIL: ends with exit code {process.returncode}: {said}"
             return row
-        row.losses = [json.loads(line)["loss"] for line in (path / "metrics.jsonl").read_text().splitlines()]
+        row.losses = [line["loss"] for line in records(path / "metrics.jsonl")]
         row.sha256 = json.loads((path / "summary.json").read_text())["weights_sha256"]
         return row
 
@@ -185,7 +186,7 @@ class Runs:
         elif not reference.losses:
             row.verdict = "FAIL: its reference did not run"
         else:
-            apart = [abs(a - b) / max(abs(a), 1e-30) for a, b in zip(reference.losses, row.losses, strict=True)]
+            apart = [relative(a, b) for a, b in zip(reference.losses, row.losses, strict=True)]
             row.deviation = max(apart)
             row.at = apart.index(row.deviation) + 1
             if row.bits:
@@ -194,7 +195,6 @@ class Runs:
                     "ok: the same bits" if equal else f"FAIL: other bits; {self._first_difference(row, reference)}"
                 )
             else:
-                assert row.within is not None
                 held = row.deviation <= row.within
                 row.verdict = f"{'ok: within' if held else 'FAIL: not within'} {row.within:g}"
 

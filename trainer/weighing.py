@@ -81,7 +81,7 @@ class Losses:
             if loss is None:
                 continue
             values = loss.call(ops.cast(target, "float32"), ops.cast(output, "float32"))
-            if len(values.shape) == 0 or values.shape[0] != examples:
+            if len(values.shape) == 0 or values.shape[0] not in (examples, None):
                 raise UserError(
                     "model",
                     getattr(loss, "name", loss),
