@@ -85,7 +85,8 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
     assert train is not None
     classes = getattr(loaded, "classes", None)
     if classes is None and isinstance(train, Arrays):
-        classes = _classes([s.arrays[1] for s in (train, evaluation) if isinstance(s, Arrays) and len(s.arrays) > 1])
+        known = [s.arrays[1] for s in (train, evaluation) if isinstance(s, Arrays) and len(s.arrays) > 1]
+        classes = _classes([label for label in known if isinstance(label, np.ndarray)])
     validation = evaluation
     if validation_fraction and is_streamed(train):
         raise DataError("streamed examples can't be held out: give the dataset an `evaluation` of its own")

@@ -41,22 +41,24 @@ class Arrays:
     """Examples that lie in memory (or in memory-mapped files).
 
     Args:
-      arrays: x, and perhaps y and weight, each (examples, ...).
+      arrays: x, and perhaps y and weight, each a (nested) array (examples, ...).
     """
 
-    def __init__(self, *arrays: npt.NDArray[Any]) -> None:
+    def __init__(self, *arrays: Any) -> None:
         self.arrays = arrays
-        for array in arrays:
+        for array in flatten(arrays):
             if array.dtype.kind in "OSU":
                 raise DataError(f"an array has dtype {array.dtype}: give numbers, in arrays of one shape")
-        if len({len(array) for array in arrays}) != 1:
-            raise DataError(f"the arrays differ in length: {[len(array) for array in arrays]}")
+        lengths = [len(array) for array in flatten(arrays)]
+        if len(set(lengths)) != 1:
+            raise DataError(f"the arrays differ in length: {lengths}")
+        self._length = lengths[0]
 
     def __len__(self) -> int:
-        return len(self.arrays[0])
+        return self._length
 
     def read(self, ids: npt.NDArray[np.int64]) -> Example:
-        return tuple(gather(array, ids) for array in self.arrays)
+        return map_structure(lambda array: gather(array, ids), self.arrays)
 
 
 class Subset:
@@ -110,14 +112,37 @@ def adapted(given: Any) -> Any:
         from input_pipeline.stream import Stream
 
         return Stream(given)  # a tf.data.Dataset
-    if isinstance(given, np.ndarray):
-        return Arrays(given)
-    if isinstance(given, tuple) and len(given) in (2, 3) and all(isinstance(array, np.ndarray) for array in given):
-        return Arrays(*given)
+    if _is_array(given):
+        return Arrays(np.asarray(given))
+    if isinstance(given, tuple) and len(given) > 3 and all(map(_is_array, given)):
+        raise DataError(f"it is {len(given)} arrays: give (x, y) or (x, y, weight)")
+    if isinstance(given, tuple) and len(given) in (2, 3):
+        given = tuple(_of_lists(part) if isinstance(part, list) else part for part in given)
+    if isinstance(given, tuple | list) and len(given) in (2, 3):
+        whole = _is_arrays if isinstance(given, tuple) else _is_array  # a list may be one of examples
+        if all(map(whole, given)):
+            return Arrays(*map_structure(np.asarray, given))
     if hasattr(given, "num_batches"):
         raise DataError(f"{type(given).__name__} is a keras.utils.PyDataset, which gives batches: give single examples")
     items = all(hasattr(given, name) for name in ("__len__", "__getitem__"))
     return Items(given) if items and not isinstance(given, Source) else given
+
+
+def _of_lists(numbers: list[Any]) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(numbers)
+    except ValueError as error:
+        raise DataError(f"a list of lists is of no one shape ({error}): pad what differs, or give a source") from None
+
+
+def _is_array(given: Any) -> bool:
+    """Whether it is an array of numpy's, or what becomes one: pandas', TensorFlow's, JAX's."""
+    return hasattr(given, "__array__") and len(getattr(given, "shape", ())) > 0
+
+
+def _is_arrays(part: Any) -> bool:
+    """Whether it is an array, or a dict or a tuple of some."""
+    return all(map(_is_array, flatten(part)))
 
 
 class Spec(NamedTuple):

@@ -260,6 +260,19 @@ def test_what_gives_one_example_at_a_time_is_a_source():
     assert (data.train.read(np.array([3, 1]))[0] == X[[3, 1]]).all()
 
 
+class Column:
+    """What becomes an array, and is none: a column of pandas', a tensor of another library's."""
+
+    def __init__(self, values):
+        self.values, self.shape = values, values.shape
+
+    def __len__(self):
+        return len(self.values)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+
 def test_what_load_may_return():
     x, y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2])
     items = [(x[i], y[i]) for i in range(6)]
@@ -268,6 +281,9 @@ def test_what_load_may_return():
         ((x, y), None, 3),
         (items, None, None),
         (x, None, None),  # without labels
+        ([x, y], None, 3),
+        ((x.tolist(), y.tolist()), None, 3),
+        ((Column(x), Column(y)), None, 3),
         ({"train": items, "evaluation": (x[:4], y[:4]), "classes": 5}, 4, 5),
     ):
         found = prepare(loaded, 0.0)
@@ -276,6 +292,8 @@ def test_what_load_may_return():
         given = read(found.train, [4, 0])
         assert np.array_equal(given[0], x[[4, 0]])
         assert given[1] == () if loaded is x else np.array_equal(given[1], y[[4, 0]])
+    several = read(prepare(({"a": x, "b": (y, x)}, {"c": y}), 0.0).train, [4, 0])  # several inputs, labels by name
+    assert np.array_equal(several[0]["b"][1], x[[4, 0]]) and np.array_equal(several[1]["c"], y[[4, 0]])
     assert prepare((x, y - 1), 0.0).classes is None  # -1 is no class, but may be a number to be found
     assert prepare(((x, y), (x, y + 3)), 0.0).classes == 6  # as many as can be seen
 
@@ -297,6 +315,8 @@ class Batches(keras.utils.PyDataset):
         ((np.zeros(2), np.array(["a", "b"])), "dtype <U1"),
         ((np.array([[1], [1, 2]], dtype=object), np.zeros(2)), "dtype object"),
         ((np.zeros((4, 2)), np.zeros(3)), "differ in length"),
+        ((np.zeros(4), np.zeros(3), np.zeros(4), np.zeros(3)), "4 arrays"),  # x_train, x_test, y_train, y_test
+        (([[1], [1, 2]], [0, 1]), "of no one shape"),
     ],
     ids=lambda v: v if isinstance(v, str) else None,
 )

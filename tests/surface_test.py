@@ -221,6 +221,17 @@ def linear(input_shape, classes, factor=None):
     return model
 
 
+def in_jax(input_shape, classes):
+    def make(seed, inputs):
+        return {"kernel": np.linspace(-1, 1, inputs.shape[-1] * 8, dtype="float32").reshape(-1, 8)}
+
+    def call(params, inputs):
+        return inputs @ params["kernel"]
+
+    layers = [keras.layers.Flatten(), keras.layers.Rescaling(1 / 16), keras.layers.JaxLayer(call, make)]
+    return keras.Sequential([keras.Input(input_shape), *layers, keras.layers.Dense(classes)])
+
+
 def note(path):
     return keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: open(path, "a").write(f"{epoch} {sorted(logs)}\\n")
@@ -411,6 +422,14 @@ def test_losses_of_call_s_own(dataset, model, project):
     curves = [curve(run) for run in runs]
     assert max(deviation(curves[0], other) for other in curves) <= 1e-5
     assert curves[0][-1] < curves[0][0]
+
+
+def test_a_layer_written_in_jax(project):
+    """On TensorFlow too, which loses sight of how many examples come out of it."""
+    for backend in BACKENDS:
+        flags = ("--model=my_project:in_jax", "--steps=10", "--log_every=1", f"--run_dir={backend}")
+        trainer(f"--backend={backend}", *flags, cwd=project)
+    assert deviation(*(curve(project / backend) for backend in BACKENDS)) <= 1e-4
 
 
 def test_labels_find_their_outputs(project):

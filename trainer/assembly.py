@@ -12,7 +12,7 @@ from input_pipeline import cache, dataset, remote
 from input_pipeline.dataset import Dataset
 from input_pipeline.labels import Labels
 from input_pipeline.pipeline import Pipeline, block_steps
-from input_pipeline.source import Arrays, DataError, Source
+from input_pipeline.source import Arrays, DataError, Source, flatten
 from trainer import backend, plugins, policy, strategies
 from trainer.config import Config
 from trainer.errors import UserError
@@ -78,11 +78,13 @@ class Assembly:
                     "name `classes` in build's signature, and give the last layer as many units",
                 )
         for name, source in (("train", self.dataset.train), ("evaluation", self.dataset.evaluation)):
-            if isinstance(source, Arrays) and len(source.arrays) > 1 and (known := self._labels[0]):
-                try:
-                    known.check(source.arrays[1], f"{name!r}", np.arange(len(source)))
-                except DataError as error:
-                    raise _data_error(self.config, error) from error
+            if isinstance(source, Arrays) and len(source.arrays) > 1:
+                for labels, known in zip(flatten(source.arrays[1]), self._labels, strict=True):
+                    try:
+                        if known:
+                            known.check(labels, f"{name!r}", np.arange(len(source)))
+                    except DataError as error:
+                        raise _data_error(self.config, error) from error
 
     def blocks(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
         """The pipeline's blocks on the devices; what its source raised is raised here."""

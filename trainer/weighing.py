@@ -81,7 +81,10 @@ class Losses:
             if loss is None:
                 continue
             values = loss.call(ops.cast(target, "float32"), ops.cast(output, "float32"))
-            if len(values.shape) == 0 or values.shape[0] not in (examples, None):
+            masks = (get_keras_mask(output), get_keras_mask(values))
+            if len(values.shape) and values.shape[0] is None:  # TensorFlow has lost sight of it
+                values = ops.reshape(values, (examples, *values.shape[1:]))
+            if values.shape[:1] != (examples,):
                 raise UserError(
                     "model",
                     getattr(loss, "name", loss),
@@ -89,7 +92,7 @@ class Losses:
                     "taken inside can't be weighted, padded or split over devices",
                     "return one value per example, such as ops.mean(..., axis=-1)",
                 )
-            found.append((factor, values, (get_keras_mask(output), get_keras_mask(values))))
+            found.append((factor, values, masks))
         return found
 
     def _weights(self, batch: Batch, masks: list[Masks]) -> Tensor:
