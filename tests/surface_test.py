@@ -222,7 +222,7 @@ def linear(input_shape, classes, factor=None):
 
 
 def in_jax(input_shape, classes):
-    def make(seed, inputs):
+    def make(rng, inputs):
         return {"kernel": np.linspace(-1, 1, inputs.shape[-1] * 8, dtype="float32").reshape(-1, 8)}
 
     def call(params, inputs):
