@@ -1,13 +1,14 @@
 """images: a folder for each class, of JPEG, PNG or whatever else Pillow reads."""
 
 import pathlib
+import struct
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from input_pipeline.dataset import Dataset
 from input_pipeline.order import fold
@@ -15,6 +16,16 @@ from input_pipeline.source import DataError, Example
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp"}
 _MOST_PIXELS = 64_000_000  # of one image: a small file may declare more than memory holds
+_ORIENTATION = 0x0112  # the tag by which a camera notes how it was held, and what turns the image upright then:
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 Keys = npt.NDArray[np.uint64]
 
 
@@ -64,7 +75,8 @@ class Images:
                 raise ValueError(f"declares {image.width} x {image.height} pixels, and {_MOST_PIXELS:,} are the most")
             longer = max(width, height)
             image.draft("RGB" if self._channels == 3 else "L", (longer, longer))  # JPEG decodes to near that size
-            upright = ImageOps.exif_transpose(image)  # as it is seen: cameras note how they were held
+            turn = _TURNS.get(_orientation(image))
+            upright = image if turn is None else image.transpose(turn)
             scale = min(upright.width / width, upright.height / height)
             left, top = (upright.width - width * scale) / 2, (upright.height - height * scale) / 2
             box = (left, top, left + width * scale, top + height * scale)
@@ -86,6 +98,14 @@ class Images:
             )
         if new:
             print(f"skipped, {len(bad)} of at most {self._skip_bad}: {words}", flush=True)
+
+
+def _orientation(image: Image.Image) -> int:
+    """From 1, upright, to 8; 1 where nothing is noted, or what can't be read: that is no damage of the picture."""
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except (OSError, ValueError, TypeError, KeyError, SyntaxError, struct.error):
+        return 1
 
 
 def flip_and_shift(example: Example, keys: Keys, most: int) -> Example:

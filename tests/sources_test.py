@@ -11,7 +11,7 @@ import zlib
 import keras
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from input_pipeline import arrays, digits, images, mixture, records, table
 from input_pipeline.dataset import prepare
@@ -129,9 +129,17 @@ def test_images_in_folders(folders, tmp_path):
     Image.fromarray(first[..., 0].astype(np.uint16) * 256 + 3).save(deep)
     assert (images.Images([deep], np.zeros(1, np.int32), (32, 32), 1).read(np.array([0]))[0][0] == first).all()
     turned, held = tmp_path / "turned.png", Image.Exif()
-    held[0x0112] = 6  # the camera was turned: what it wrote is to be turned to the right
-    Image.fromarray(np.rot90(first[:16, :, 0])).save(turned, exif=held)
-    assert (images.Images([turned], np.zeros(1, np.int32), (16, 32), 1).read(np.array([0]))[0][0] == first[:16]).all()
+    wide = Image.fromarray(first[:16, :, 0])
+    for orientation in range(1, 10):  # how the camera was held; there is no 9
+        held[0x0112] = orientation
+        wide.save(turned, exif=held)
+        seen = ImageOps.exif_transpose(Image.open(turned))
+        decoded = images.Images([turned], np.zeros(1, np.int32), seen.size[::-1], 1).read(np.array([0]))[0][0]
+        assert (decoded[..., 0] == np.asarray(seen)).all()
+    wide.save(turned, exif=b"Exif\0\0II*\0" + b"\xff" * 9)  # notes that can't be read
+    with pytest.warns(UserWarning, match="EXIF"):
+        decoded = images.Images([turned], np.zeros(1, np.int32), (16, 32), 1).read(np.array([0]))[0][0]
+    assert (decoded == first[:16]).all()
     data = ("--dataset=images(size=16,shift=1)", f"--data_dir={folders}", "--cache=memory")
     flags = (
         *data,

@@ -1,5 +1,7 @@
 """Each mistake of a user gives one error that names the flag, its value, the reason and the fix; exit code 2."""
 
+import json
+import math
 import textwrap
 
 import pytest
@@ -44,6 +46,10 @@ class NotANumber:
     train = Arrays(x, np.zeros(len(x), np.int32))
     evaluation = Arrays(np.zeros((10, 8), np.float32), np.zeros(10, np.int32))
     classes = 3
+
+
+class NotEvaluated:
+    train, evaluation, classes = NotANumber.evaluation, NotANumber.train, 3
 
 
 def linear(input_shape, classes):
@@ -318,6 +324,13 @@ def test_a_loss_that_is_not_a_number(backend, project):
     step = int(err.partition("not finite at step ")[2].split(" ")[0])
     kept = [int(p.name) for p in (project / "run" / "checkpoints").iterdir()]
     assert max(kept) == step - 1
+
+
+def test_an_evaluation_that_is_not_a_number_is_not_the_best(project):
+    flags = ("--dataset=user_project:NotEvaluated", "--model=user_project:linear", "--run_dir=run", "--steps=30")
+    trainer(*flags, "--backend=jax", "--evaluate_every=10", cwd=project)
+    summary = json.loads((project / "run" / "summary.json").read_text())
+    assert math.isnan(summary["final"]["val_loss"]) and summary["best"] == {}
 
 
 def test_a_bug_in_the_user_s_module_keeps_its_traceback(project):

@@ -58,8 +58,8 @@ def build_metrics(config: Config, metrics: CompileMetrics, dataset: Dataset, y: 
         if isinstance(metric, _OF_ELEMENTS):
             _weigh_elements(metric)
     if own := [metric.name for metric in metrics.metrics if not _is_known(metric)]:
-        wrong = _tried(metrics, own, read(dataset.train, np.arange(_EXAMPLES) % len(dataset.train))[1], y_pred)
-        if wrong:
+        _, y, *weights = read(dataset.train, np.arange(_EXAMPLES) % len(dataset.train))
+        if wrong := _tried(metrics, own, y, y_pred, np.ones_like(weights[0] if weights else np.ones(_EXAMPLES))):
             raise UserError(
                 "model",
                 config.model,
@@ -94,30 +94,32 @@ def _is_known(metric: keras.metrics.Metric) -> bool:
     return type(metric).__name__ not in _NO_SUMS and all(name.startswith(("keras.", __name__)) for name in modules)
 
 
-def _tried(metrics: CompileMetrics, own: list[str], y: Any, y_pred: Any) -> str:
+def _tried(metrics: CompileMetrics, own: list[str], y: Any, y_pred: Any, weights: Any) -> str:
     """What is wrong where a few examples don't give what each gives alone, or those of weight 0 count; else ''.
 
     Args:
       metrics, y_pred: as for build_metrics().
       own: names of those that are not Keras's.
       y: the labels of EXAMPLES examples; what the model would say of them is drawn.
+      weights: ones, in the shape of the examples' weights.
     """
     random = np.random.default_rng(0)
     start = [ops.convert_to_tensor(v) for v in metrics.variables]
-    given = keras.tree.map_structure(
-        lambda output: ops.convert_to_tensor(random.uniform(size=(_EXAMPLES, *output.shape[1:])), output.dtype), y_pred
-    )
-    y = map_structure(ops.convert_to_tensor, y)
 
-    def added(first: int, end: int, weights: list[float]) -> list[Any]:
-        of = [map_structure(lambda a: a[first:end], structure) for structure in (y, given)]
-        new = metrics.stateless_update_state(start, *of, sample_weight=ops.convert_to_tensor(weights, "float32"))
+    def drawn(output: Any) -> Any:
+        return ops.cast(ops.convert_to_tensor(random.uniform(size=(_EXAMPLES, *output.shape[1:]))), output.dtype)
+
+    y, said = map_structure(ops.convert_to_tensor, y), keras.tree.map_structure(drawn, y_pred)
+
+    def added(first: int, end: int, weights: Any = weights) -> list[Any]:
+        batch = [map_structure(lambda a: a[first:end], structure) for structure in (y, said, weights)]
+        new = metrics.stateless_update_state(start, *batch[:2], ops.convert_to_tensor(batch[2], "float32"))
         return [ops.convert_to_numpy(n) - ops.convert_to_numpy(s) for n, s in zip(new, start, strict=True)]
 
     try:
-        whole = added(0, _EXAMPLES, [1.0] * _EXAMPLES)
-        single = [sum(arrays) for arrays in zip(*(added(i, i + 1, [1.0]) for i in range(_EXAMPLES)), strict=True)]
-        padded, alone = added(0, 2, [1.0, 0.0]), added(0, 1, [1.0])
+        whole = added(0, _EXAMPLES)
+        single = [sum(arrays) for arrays in zip(*(added(i, i + 1) for i in range(_EXAMPLES)), strict=True)]
+        padded, alone = added(0, 2, np.concatenate([weights[:1], 0 * weights[1:]])), added(0, 1)
     except Exception as error:  # whatever a metric of the user's may raise
         return f"{' or '.join(map(repr, own))} can't be computed with weights (batch,) of examples: {error}"
     for a, b, reason in (
