@@ -232,6 +232,28 @@ def in_jax(input_shape, classes):
     return keras.Sequential([keras.Input(input_shape), *layers, keras.layers.Dense(classes)])
 
 
+class Forgetful(keras.layers.Layer):
+    def build(self, shape):
+        self.scale = self.add_weight((shape[-1],), "ones", name="scale")
+
+    def call(self, x):
+        return x * self.scale
+
+    def save_own_variables(self, store):
+        pass
+
+    def load_own_variables(self, store):
+        pass
+
+
+def lent(input_shape, classes):
+    hidden = keras.layers.Dense(16, "relu", name="hidden")
+    layers = [keras.layers.RandomFlip(seed=3), keras.layers.Flatten(), keras.layers.Rescaling(1 / 16), Forgetful()]
+    model = keras.Sequential([keras.Input(input_shape), *layers, hidden, keras.layers.Dense(classes)])
+    hidden.enable_lora(2)
+    return model
+
+
 def note(path):
     return keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: open(path, "a").write(f"{epoch} {sorted(logs)}\\n")
@@ -304,7 +326,7 @@ def test_evaluate_and_export(project):
     out = trainer("evaluate", f"--run_dir={earlier}", cwd=project).stdout
     assert json.loads(out.splitlines()[-1])["step"] == int(earlier.name) < summary(project / "run")["step"]
     out = trainer("export", "--run_dir=run", cwd=project).stdout
-    assert "agree with the model" in out
+    assert "agrees with the model" in out and "model.keras" in out
     exported = keras.saving.load_model(project / "run" / "export" / "model.keras", compile=False).get_weights()
     arrays = checkpoint.arrays(*_saved(project / "run"))
     for kept in ("optimizer/", "layers/"):
@@ -338,6 +360,18 @@ def test_counters_count_exactly(backend, tmp_path):
 def _saved(run_dir):
     newest = sorted((run_dir / "checkpoints").glob("0*"))[-1]
     return newest, checkpoint.verify(newest)
+
+
+def test_layers_that_save_something_else_than_their_variables(project):
+    """LoRA's are merged when Keras saves them, and a class may save what it pleases: still a run goes on to the bit."""
+    flags = ("--backend=jax", "--model=my_project:lent", "--precision=bfloat16")
+    trainer(*flags, "--steps=20", "--run_dir=whole", cwd=project)
+    for steps in (10, 20):
+        trainer(*flags, f"--steps={steps}", "--run_dir=cut", cwd=project)
+    digests = {summary(project / name)["weights_sha256"] for name in ("whole", "cut")}
+    assert len(digests) == 1
+    out = trainer("export", "--run_dir=cut", cwd=project).stdout
+    assert "/saved_model\n" in out and "no model.keras" in out and "classes of your own (Forgetful)" in out
 
 
 def test_own_compiled_model_and_weights(project):

@@ -154,7 +154,7 @@ def read(path: pathlib.Path, program: Program, manifest: dict[str, Any]) -> None
         return
     try:
         hdf5.check(path / WEIGHTS)
-        program.model.load_weights(path / WEIGHTS)
+        hdf5.read_weights(path / WEIGHTS, program)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{path / WEIGHTS} can't be read: {error}") from None
     values = program.values()

@@ -3,6 +3,7 @@
 import io
 import os
 import pathlib
+import urllib.parse
 from typing import Any
 
 import h5py
@@ -12,6 +13,8 @@ from keras.src.backend.common import global_state
 from keras.src.saving import saving_lib
 
 from trainer.program import Program
+
+_AS_THEY_ARE = "onecurve"  # where variables are that Keras saves something else for
 
 
 def write_weights(path: pathlib.Path, program: Program, values: dict[str, np.ndarray]) -> None:
@@ -29,7 +32,44 @@ def write_weights(path: pathlib.Path, program: Program, values: dict[str, np.nda
         variables = program.variables
         with keras.device("cpu"), keras.StatelessScope([(variables[name], value) for name, value in values.items()]):
             saving_lib._save_state(program.model, store, None, "", set())
+        entry = store.make(_AS_THEY_ARE)
+        for name in _transformed(program):
+            entry[urllib.parse.quote(name, safe="")] = values[name]
         store.close()
+
+
+def read_weights(path: pathlib.Path, program: Program) -> None:
+    """Sets a program's variables from a file of `write_weights`, by Keras's load_weights and what that can't know.
+
+    Raises:
+      OSError, ValueError, KeyError, TypeError: the file can't be read, or is of another program.
+    """
+    program.model.load_weights(path)
+    store = saving_lib.H5IOStore(path)
+    entry, variables = store.get(_AS_THEY_ARE), program.variables
+    for key in list(entry.keys()):
+        program.assign(variables[urllib.parse.unquote(key)], np.asarray(entry[key]).__getitem__)
+    store.close()
+
+
+def _transformed(program: Program) -> list[str]:
+    """Paths of variables of which Keras's file has no copy: their layers save something else in their place.
+
+    LoRA's are merged into the layer's kernel, and start from zero when they are loaded; what a class of the user's does
+    is not known.
+    """
+
+    def transforms(layer: Any) -> bool:
+        return getattr(layer, "lora_enabled", False) or not layer.save_own_variables.__module__.startswith("keras.")
+
+    model, optimizer = program.model, program.optimizer
+    found = {
+        id(variable)
+        for layer in filter(transforms, model._flatten_layers())
+        for variable in [*layer._trainable_variables, *layer._non_trainable_variables]
+    }
+    found |= {id(variable) for variable in optimizer.variables if transforms(optimizer)}
+    return [path for path, variable in program.variables.items() if id(variable) in found]
 
 
 def arrays(path: pathlib.Path) -> dict[str, np.ndarray]:

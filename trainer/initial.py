@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from trainer import checkpoint
+from trainer import checkpoint, hdf5
 from trainer.errors import UserError
 from trainer.program import Program
 
@@ -35,7 +35,7 @@ def read_model_variables(path: pathlib.Path, program: Program, manifest: dict[st
     optimizer = [(v, keras.ops.convert_to_numpy(v.value)) for v in program.optimizer.variables]
     with warnings.catch_warnings():  # another optimizer's variables are skipped, and are not wanted
         warnings.simplefilter("ignore")
-        program.model.load_weights(path / checkpoint.WEIGHTS)
+        hdf5.read_weights(path / checkpoint.WEIGHTS, program)
     for variable, value in optimizer:
         variable.assign(value)
 
