@@ -278,7 +278,7 @@ def project(tmp_path):
 )
 def test_mistake(flags, said, project):
     given = flags if any("run_dir" in f for f in flags) else [*flags, "--run_dir=run"]
-    if "user_project" in flags[0] and "not_for_xla" not in flags[0]:
+    if "user_project" in flags[0] and not flags[0].endswith((":not_for_xla", ":synchronized")):  # TensorFlow's
         given = [*given, "--backend=jax"]  # starts sooner
     err = trainer(*given, code=2, cwd=project).stderr
     assert err.count("onecurve: ") == 1 and "Fix: " in err and "Traceback" not in err
