@@ -1,21 +1,39 @@
-"""The worked example of docs/extending.md: its very text, run as a user's strategy."""
+"""The worked examples of docs/extending.md: their very text, run as a user's modules."""
 
 import re
 
 from tests.running import REPOSITORY, curve, deviation, summary, trainer
 
 
-def test_a_strategy_of_one_s_own(tmp_path):
+def write_example(directory, name):
+    """A module of the page, as a file."""
     text = (REPOSITORY / "docs" / "extending.md").read_text()
-    code = re.search(r"```python\n(# my_strategy.py\n.*?)```", text, re.DOTALL)
+    code = re.search(rf"```python\n(# {name}.py\b.*?)```", text, re.DOTALL)
     assert code
-    (tmp_path / "my_strategy.py").write_text(code[1])
+    (directory / f"{name}.py").write_text(code[1])
+
+
+def test_a_strategy_of_one_s_own(tmp_path):
+    write_example(tmp_path, "my_strategy")
     flags = ("--backend=jax", "--model=dense", "--replicas=4", "--steps=20", "--log_every=1", "--seed=3")
     trainer("--strategy=my_strategy:create", *flags, f"--run_dir={tmp_path / 'own'}", cwd=tmp_path)
     trainer(*flags, f"--run_dir={tmp_path / 'ours'}")
     assert deviation(curve(tmp_path / "ours"), curve(tmp_path / "own")) <= 1e-6
     ours, own = (summary(tmp_path / name)["final"] for name in ("ours", "own"))
     assert own["test_accuracy"] == ours["test_accuracy"]
+
+
+def test_a_trained_model_is_tuned_further(tmp_path):
+    """From what a run has exported, with LoRA and a new head; stopped on the way, it ends in the same bits."""
+    write_example(tmp_path, "my_tuned")
+    trainer("--steps=60", "--run_dir=runs/first", "--backend=jax", cwd=tmp_path)
+    trainer("export", "--run_dir=runs/first", cwd=tmp_path)
+    flags = ("--model=my_tuned:build(rank=2)", "--backend=jax")
+    trainer(*flags, "--steps=40", "--run_dir=whole", cwd=tmp_path)
+    for steps in (20, 40):
+        trainer(*flags, f"--steps={steps}", "--run_dir=cut", cwd=tmp_path)
+    whole, cut = (summary(tmp_path / name) for name in ("whole", "cut"))
+    assert whole["weights_sha256"] == cut["weights_sha256"] and whole["final"]["test_accuracy"] > 0.7
 
 
 def test_what_is_no_strategy_is_said(tmp_path):

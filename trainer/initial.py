@@ -28,7 +28,12 @@ def read_model_variables(path: pathlib.Path, program: Program, manifest: dict[st
         table = "".join(
             f"\n    {k}: {there.get(k, 'absent')} there, {here.get(k, 'absent')} here" for k in differing[:12]
         )
-        raise UserError("initialize_from", path, f"holds another model:{table}", "give a checkpoint of the same model")
+        raise UserError(
+            "initialize_from",
+            path,
+            f"holds another model:{table}",
+            "give a checkpoint of the same model; or build this one from an export of the other: docs/extending.md",
+        )
     if checkpoint.WEIGHTS not in manifest["files"]:
         checkpoint.read_shards(path, program, manifest, here)
         return
