@@ -58,6 +58,23 @@ class Sampling(keras.Model):
         self.add_loss(ops.mean(ops.square(x - y)))
         return y
 
+class Sentences:
+    def __len__(self): return 300
+    def read(self, ids):
+        words = np.stack([np.random.default_rng(int(i)).integers(1, 50, 12) for i in ids]).astype("int32")
+        there = np.arange(12) < 6 + np.asarray(ids)[:, None] % 6
+        return {"token_ids": words * there, "padding_mask": there.astype("int32")}, np.roll(words * there, -1, 1), there
+
+def sentences(): return {"train": Sentences(), "evaluation": Sentences()}
+def gemma():
+    import keras_hub
+    sizes = dict(max_sequence_length=12, hidden_dim=16, intermediate_dim=32, head_dim=8, num_query_heads=2, num_key_value_heads=1)
+    body = keras_hub.models.GemmaBackbone(vocabulary_size=50, num_layers=2, dropout=0.1, **sizes)
+    body.enable_lora(2)
+    model = keras_hub.models.GemmaCausalLM(backbone=body, preprocessor=None)
+    model.compile(keras.optimizers.AdamW(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
 def unlabelled(): return np.random.default_rng(0).normal(size=(100, 6)).astype("float32")
 def data(): return type("Data", (), {"train": Augmented(), "evaluation": Augmented(), "classes": 10})
 """
@@ -101,6 +118,13 @@ def test_verify_passes_on_a_user_s_model(here):
     text = trainer("verify", "--model=planted:good", "--steps=4", "--replicas=2", cwd=here).stdout
     assert "it holds for this model and data" in text
     assert text.count("ok: the same bits") == 6
+
+
+@pytest.mark.long
+def test_verify_passes_on_a_model_of_keras_hub_with_lora(here):
+    """Gemma, small, on sentences of several lengths."""
+    flags = ("--model=planted:gemma", "--dataset=planted:sentences", "--global_batch=16", "--steps=3", "--replicas=2")
+    assert "it holds for this model and data" in trainer("verify", *flags, cwd=here).stdout
 
 
 @pytest.mark.long
