@@ -68,8 +68,8 @@ class Sentences:
 def sentences(): return {"train": Sentences(), "evaluation": Sentences()}
 def gemma():
     import keras_hub
-    sizes = dict(max_sequence_length=12, hidden_dim=16, intermediate_dim=32, head_dim=8, num_query_heads=2, num_key_value_heads=1)
-    body = keras_hub.models.GemmaBackbone(vocabulary_size=50, num_layers=2, dropout=0.1, **sizes)
+    sizes = dict(vocabulary_size=50, num_layers=2, hidden_dim=16, intermediate_dim=32, head_dim=8)
+    body = keras_hub.models.GemmaBackbone(num_query_heads=2, num_key_value_heads=1, dropout=0.1, **sizes)
     body.enable_lora(2)
     model = keras_hub.models.GemmaCausalLM(backbone=body, preprocessor=None)
     model.compile(keras.optimizers.AdamW(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
