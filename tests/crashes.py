@@ -23,8 +23,9 @@ class Saved:
     def __init__(self) -> None:
         self.model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a"), keras.layers.Dense(2)])
         self.model.compile("adam")
-        self.model.optimizer.build(self.model.trainable_variables)
-        optimizer = {f"optimizer/{v.path}": v for v in self.model.optimizer.variables}
+        self.optimizer = self.model.optimizer
+        self.optimizer.build(self.model.trainable_variables)
+        optimizer = {f"optimizer/{v.path}": v for v in self.optimizer.variables}
         self.variables = {v.path: v for v in self.model.variables} | optimizer
 
     def values(self):
