@@ -124,6 +124,23 @@ def tokens(weighs=False):
     return {"train": Tokens(300, weighs), "evaluation": Tokens(77, weighs), "classes": 20}
 
 
+class Surprise(keras.metrics.Mean):
+    '''The loss, by elements: weights of examples can't be multiplied, and those of (batch, 1) count wrong.'''
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        values = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+        weights = keras.ops.ones_like(values) if sample_weight is None else sample_weight
+        self.total.assign(self.total + keras.ops.sum(values * weights))
+        self.count.assign(self.count + keras.ops.sum(weights))
+
+
+def surprised():
+    model = tagger()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=[Surprise(name="surprise")])
+    return model
+
+
 def tagger(mask=False, ignore=None):
     x = keras.Input((12,), dtype="int32")
     hidden = keras.layers.Embedding(20, 8, mask_zero=mask)(x)
@@ -456,6 +473,15 @@ def test_losses_of_call_s_own(dataset, model, project):
     curves = [curve(run) for run in runs]
     assert max(deviation(curves[0], other) for other in curves) <= 1e-5
     assert curves[0][-1] < curves[0][0]
+
+
+def test_a_metric_of_elements_of_one_s_own(project):
+    """An evaluation of 77 examples in batches of 64: its padding counts nowhere."""
+    flags = ("--backend=jax", "--dataset=my_project:tokens", "--model=my_project:surprised", "--steps=10")
+    trainer(*flags, "--run_dir=run", cwd=project)
+    final = summary(project / "run")["final"]
+    assert final["test_surprise"] == pytest.approx(final["test_loss"], rel=1e-5)
+    assert final["surprise"] == pytest.approx(final["loss"], rel=1e-5)
 
 
 def test_a_layer_written_in_jax(project):

@@ -72,7 +72,8 @@ def gemma():
     body = keras_hub.models.GemmaBackbone(num_query_heads=2, num_key_value_heads=1, dropout=0.1, **sizes)
     body.enable_lora(2)
     model = keras_hub.models.GemmaCausalLM(backbone=body, preprocessor=None)
-    model.compile(keras.optimizers.AdamW(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.AdamW(1e-3), loss, weighted_metrics=[keras_hub.metrics.Perplexity(from_logits=True)])
     return model
 
 def unlabelled(): return np.random.default_rng(0).normal(size=(100, 6)).astype("float32")

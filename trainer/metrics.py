@@ -56,10 +56,16 @@ def build_metrics(config: Config, metrics: CompileMetrics, dataset: Dataset, y: 
     metrics.reset_state()
     for metric in metrics.metrics:
         if isinstance(metric, _OF_ELEMENTS):
-            _weigh_elements(metric)
-    if own := [metric.name for metric in metrics.metrics if not _is_known(metric)]:
-        _, y, *weights = read(dataset.train, np.arange(_EXAMPLES) % len(dataset.train))
-        if wrong := _tried(metrics, own, y, y_pred, np.ones_like(weights[0] if weights else np.ones(_EXAMPLES))):
+            _weigh_elements(metric, each=isinstance(metric, keras.metrics.IoU))
+    if own := [metric for metric in metrics.metrics if not _is_known(metric)]:
+        names = " or ".join(repr(metric.name) for metric in own)
+        _, y, *given = read(dataset.train, np.arange(_EXAMPLES) % len(dataset.train))
+        weights = np.ones_like(given[0] if given else np.ones(_EXAMPLES))
+        wrong = _tried(metrics, names, y, y_pred, weights)
+        if wrong:  # such as a perplexity: its elements are to be weighed
+            for metric in own:
+                _weigh_elements(metric, each=True)
+        if wrong and _tried(metrics, names, y, y_pred, weights):
             raise UserError(
                 "model",
                 config.model,
@@ -70,17 +76,16 @@ def build_metrics(config: Config, metrics: CompileMetrics, dataset: Dataset, y: 
     return metrics
 
 
-def _weigh_elements(metric: keras.metrics.Metric) -> None:
-    """Lets a metric of elements take weights of examples (b,), whose labels are (b, ...)."""
+def _weigh_elements(metric: keras.metrics.Metric, each: bool) -> None:
+    """Lets a metric of elements take weights of examples (b,): as (b, 1, ...), or one for `each` element."""
     update = metric.update_state
 
     def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         if sample_weight is not None and len(sample_weight.shape) < len(y_true.shape):
-            overlap = isinstance(metric, keras.metrics.IoU)
-            one_hot = overlap and not metric.sparse_y_true
+            one_hot = isinstance(metric, keras.metrics.IoU) and not metric.sparse_y_true
             elements = y_true[..., 0] if one_hot else y_true
             sample_weight = expand(sample_weight, elements)
-            if overlap:
+            if each:
                 sample_weight = ops.broadcast_to(sample_weight, ops.shape(elements))
         return update(y_true, y_pred, sample_weight)
 
@@ -94,12 +99,12 @@ def _is_known(metric: keras.metrics.Metric) -> bool:
     return type(metric).__name__ not in _NO_SUMS and all(name.startswith(("keras.", __name__)) for name in modules)
 
 
-def _tried(metrics: CompileMetrics, own: list[str], y: Any, y_pred: Any, weights: Any) -> str:
+def _tried(metrics: CompileMetrics, own: str, y: Any, y_pred: Any, weights: Any) -> str:
     """What is wrong where a few examples don't give what each gives alone, or those of weight 0 count; else ''.
 
     Args:
       metrics, y_pred: as for build_metrics().
-      own: names of those that are not Keras's.
+      own: names of those that are not Keras's, in words.
       y: the labels of EXAMPLES examples; what the model would say of them is drawn.
       weights: ones, in the shape of the examples' weights.
     """
@@ -112,18 +117,21 @@ def _tried(metrics: CompileMetrics, own: list[str], y: Any, y_pred: Any, weights
     y, said = map_structure(ops.convert_to_tensor, y), keras.tree.map_structure(drawn, y_pred)
 
     def added(first: int, end: int, weights: Any = weights) -> list[Any]:
-        batch = [map_structure(lambda a: a[first:end], structure) for structure in (y, said, weights)]
-        new = metrics.stateless_update_state(start, *batch[:2], ops.convert_to_tensor(batch[2], "float32"))
+        batch = [map_structure(lambda a: a[first:end], structure) for structure in (y, said)]
+        weighed = None if weights is None else ops.convert_to_tensor(weights[first:end], "float32")
+        new = metrics.stateless_update_state(start, *batch, sample_weight=weighed)
         return [ops.convert_to_numpy(n) - ops.convert_to_numpy(s) for n, s in zip(new, start, strict=True)]
 
     try:
         whole = added(0, _EXAMPLES)
         single = [sum(arrays) for arrays in zip(*(added(i, i + 1) for i in range(_EXAMPLES)), strict=True)]
         padded, alone = added(0, 2, np.concatenate([weights[:1], 0 * weights[1:]])), added(0, 1)
+        unweighted = added(0, _EXAMPLES, None)
     except Exception as error:  # whatever a metric of the user's may raise
-        return f"{' or '.join(map(repr, own))} can't be computed with weights (batch,) of examples: {error}"
+        return f"{own} can't be computed with weights (batch,) of examples: {error}"
     for a, b, reason in (
         (whole, single, "keeps what is no sum over examples: it would depend on how a batch is shared out"),
+        (whole, unweighted, "tells something else with weights of 1 than without weights"),
         (padded, alone, "counts examples of weight 0, such as the padding of the last batch of an evaluation"),
     ):
         for variable, one, other in zip(metrics.variables, a, b, strict=True):
