@@ -164,7 +164,9 @@ def huge(width: int = 100_000) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
 
 
-@pytest.mark.parametrize("damage", ["cut", "huge", "empty", "text"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "huge", *(pytest.param(d, marks=pytest.mark.long) for d in ("empty", "text"))]
+)
 def test_damaged_images_are_told_or_skipped(damage, folders, tmp_path):
     path = folders / "two" / "007.png"
     content = {"cut": path.read_bytes()[:60], "huge": huge(), "empty": b"", "text": b"not an image"}[damage]
