@@ -116,11 +116,11 @@ def adapted(given: Any) -> Any:
         return Arrays(np.asarray(given))
     if isinstance(given, tuple) and len(given) > 3 and all(map(_is_array, given)):
         raise DataError(f"it is {len(given)} arrays: give (x, y) or (x, y, weight)")
-    if isinstance(given, tuple) and len(given) in (2, 3):
-        given = tuple(_of_lists(part) if isinstance(part, list) else part for part in given)
     if isinstance(given, tuple | list) and len(given) in (2, 3):
-        whole = _is_arrays if isinstance(given, tuple) else _is_array  # a list may be one of examples
-        if all(map(whole, given)):
+        if isinstance(given, tuple):
+            given = tuple(_of_list(part) if isinstance(part, list) else part for part in given)
+        # A list's parts may be examples, too.
+        if all(map(_is_arrays if isinstance(given, tuple) else _is_array, given)):
             return Arrays(*map_structure(np.asarray, given))
     if hasattr(given, "num_batches"):
         raise DataError(f"{type(given).__name__} is a keras.utils.PyDataset, which gives batches: give single examples")
@@ -128,11 +128,11 @@ def adapted(given: Any) -> Any:
     return Items(given) if items and not isinstance(given, Source) else given
 
 
-def _of_lists(numbers: list[Any]) -> npt.NDArray[Any]:
+def _of_list(numbers: list[Any]) -> npt.NDArray[Any]:
     try:
         return np.asarray(numbers)
     except ValueError as error:
-        raise DataError(f"a list of lists is of no one shape ({error}): pad what differs, or give a source") from None
+        raise DataError(f"a list is of no one shape ({error}): pad sequences; give several inputs as a dict") from None
 
 
 def _is_array(given: Any) -> bool:
