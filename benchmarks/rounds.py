@@ -44,7 +44,7 @@ def training(
             for first in range(0, end, most or end):
                 before = totals
                 totals = strategy.train(block, first, min(most or end, end - first), done + first, before)
-                np.asarray(before.objective)  # as in a run, the host runs ahead by no more than one call
+                np.asarray(before.counts)  # as in a run, the host runs ahead by no more than one call
             done += end
         return float(parts.program.objective.results(totals)["loss"])
 

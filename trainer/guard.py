@@ -39,7 +39,7 @@ class Guard:
 
     def unhealthy(self, totals: Totals) -> str:
         """The first step whose loss or gradients were not finite, and its examples, in words; '' if none."""
-        step = int(keras.ops.convert_to_numpy(totals.unhealthy))
+        step = int(keras.ops.convert_to_numpy(totals.counts)[2])
         if step == NEVER:
             return ""
         batch = self._config.global_batch

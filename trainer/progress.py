@@ -28,20 +28,12 @@ class Progress(NamedTuple):
 
 def pack(progress: Progress) -> dict[str, Any]:
     """As JSON."""
-    totals = [np.asarray(keras.ops.convert_to_numpy(leaf)).tolist() for leaf in keras.tree.flatten(progress.totals)]
+    totals = [keras.ops.convert_to_numpy(part).tolist() for part in progress.totals]
     return progress._asdict() | {"totals": totals}
 
 
 def unpack(packed: dict[str, Any]) -> Progress:
     """From JSON."""
-    objective, weight, *metrics, gradients, steps, skipped, unhealthy = packed["totals"]
-    totals = Totals(
-        np.float32(objective),
-        np.float32(weight),
-        [np.asarray(m, np.float32) for m in metrics],
-        np.asarray(gradients, np.float32),
-        np.int32(steps),
-        np.int32(skipped),
-        np.int32(unhealthy),
-    )
+    amounts, counts = packed["totals"]
+    totals = Totals(np.array(amounts, np.float32), np.array(counts, np.int32))
     return Progress(**(packed | {"totals": totals}))

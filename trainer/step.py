@@ -9,6 +9,7 @@ the same wherever it is computed.
 """
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,6 +52,9 @@ class Objective:
         self._metrics_start = [ops.convert_to_numpy(v) for v in metrics.variables]
         # (n,) the sums of n arrays' squares; a strategy may have a faster way.
         self.squared_norms: Callable[[list[Tensor]], Tensor] = _squared_norms
+        # Where the parts of the totals' amounts end: objective, weight, gradients' norms, metrics.
+        sizes = [1, 1, len(model.trainable_variables), *(value.size for value in self._metrics_start)]
+        self._ends = list(itertools.accumulate(sizes))
         self._is_seed = [v.name == "seed_generator_state" for v in model.non_trainable_variables]
 
     @property
@@ -135,46 +139,37 @@ class Objective:
 
     def no_totals(self) -> Totals:
         """Totals of no steps, on the host: each line of the log begins with them."""
-        zero, none = np.zeros((), np.float32), np.zeros((), np.int32)
-        metrics = [np.zeros(value.shape, np.float32) for value in self._metrics_start]
-        gradients = np.zeros(len(self.model.trainable_variables), np.float32)
-        return Totals(zero, zero, metrics, gradients, none, none, np.array(NEVER, np.int32))
+        return Totals(np.zeros(self._ends[-1], np.float32), np.array([0, 0, NEVER], np.int32))
 
     def outcome(self, sums: Sums) -> Outcome:
         """What complete sums come to."""
-        gradients, healthy = ops.zeros((), "float32"), ops.isfinite(sums.objective)
+        norms, healthy = ops.zeros((len(self.model.trainable_variables),), "float32"), ops.isfinite(sums.objective)
         if sums.gradients:
-            gradients = self.squared_norms(sums.gradients) * ops.square(_scale(sums))
+            norms = self.squared_norms(sums.gradients) * ops.square(_scale(sums))
             if not self._scaled:
-                healthy = ops.logical_and(healthy, ops.isfinite(ops.sum(gradients)))
-        return Outcome(sums.objective, sums.weight, sums.metrics, gradients, healthy)
+                healthy = ops.logical_and(healthy, ops.isfinite(ops.sum(norms)))
+        parts = [sums.objective, sums.weight, norms, *sums.metrics]
+        return Outcome(ops.concatenate([ops.reshape(part, (-1,)) for part in parts]), healthy)
 
     def add(self, totals: Totals, outcome: Outcome, step: Tensor) -> Totals:
         """Adds one step's outcome to the totals; none where unhealthy steps are skipped and it is one."""
         counted = outcome.healthy if self.skips else ops.ones_like(outcome.healthy)
         one = ops.cast(counted, "int32")
-
-        def add(total: Tensor, value: Tensor) -> Tensor:
-            return total + (ops.where(counted, value, ops.zeros_like(value)) if self.skips else value)
-
+        amounts = ops.where(counted, outcome.amounts, 0.0) if self.skips else outcome.amounts
+        unhealthy = ops.cast(ops.where(outcome.healthy, NEVER, step), "int32")
+        steps, skipped, first = (totals.counts[i] for i in range(3))
         return Totals(
-            add(totals.objective, outcome.objective),
-            add(totals.weight, outcome.weight),
-            [add(t, m) for t, m in zip(totals.metrics, outcome.metrics, strict=True)],
-            add(totals.gradients, outcome.gradients),
-            totals.steps + one,
-            totals.skipped + 1 - one,
-            ops.minimum(totals.unhealthy, ops.cast(ops.where(outcome.healthy, NEVER, step), "int32")),
+            totals.amounts + amounts, ops.stack([steps + one, skipped + 1 - one, ops.minimum(first, unhealthy)])
         )
 
     def results(self, totals: Totals) -> dict[str, float]:
         """'loss' and the metrics over the examples of some steps."""
-        totals = keras.tree.map_structure(ops.convert_to_numpy, totals)
-        results = {"loss": float(totals.objective / totals.weight) if totals.weight else float("nan")}
+        (objective,), (weight,), _, *metrics = np.split(ops.convert_to_numpy(totals.amounts), self._ends[:-1])
+        results = {"loss": float(objective / weight) if weight else float("nan")}
         if self.metrics.variables:
             values = [
-                ops.cast(start + total, start.dtype)
-                for start, total in zip(self._metrics_start, totals.metrics, strict=True)
+                ops.cast(start + total.reshape(start.shape), start.dtype)
+                for start, total in zip(self._metrics_start, metrics, strict=True)
             ]
             for name, value in self.metrics.stateless_result(values).items():
                 results[name] = float(ops.convert_to_numpy(value).mean())
@@ -183,12 +178,11 @@ class Objective:
     def gradient_norms(self, totals: Totals) -> dict[str, float]:
         """By layer, the norm of its mean gradients: the root of the mean square over the steps of the totals."""
         squares: dict[str, float] = {}
-        for variable, square in zip(
-            self.model.trainable_variables, ops.convert_to_numpy(totals.gradients), strict=True
-        ):
+        norms = ops.convert_to_numpy(totals.amounts)[2 : self._ends[2]]
+        for variable, square in zip(self.model.trainable_variables, norms, strict=True):
             layer = variable.path.rpartition("/")[0] or variable.path
             squares[layer] = squares.get(layer, 0.0) + float(square)
-        steps = max(1, int(ops.convert_to_numpy(totals.steps)))
+        steps = max(1, int(ops.convert_to_numpy(totals.counts)[0]))
         return {layer: math.sqrt(square / steps) for layer, square in squares.items()}
 
 

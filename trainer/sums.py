@@ -42,15 +42,12 @@ class Outcome(NamedTuple):
     """What one step comes to for the log.
 
     Attributes:
-      objective, weight, metrics: float32, as in Sums.
-      gradients: float32 (trainable variables,), the squared norm of each mean gradient; () 0 in evaluation.
+      amounts: float32 (n,), end to end: objective and weight as in Sums, the squared norm of each mean gradient
+        (0 in evaluation), metrics as in Sums. One array, for each takes a call as long as a small step's arithmetic.
       healthy: bool (), whether the objective and the gradients are finite.
     """
 
-    objective: Tensor
-    weight: Tensor
-    metrics: list[Tensor]
-    gradients: Tensor
+    amounts: Tensor
     healthy: Tensor
 
 
@@ -58,19 +55,13 @@ class Totals(NamedTuple):
     """Sums over steps, from one line of the log to the next.
 
     Attributes:
-      objective, weight, metrics, gradients: float32, as in Outcome.
-      steps: int32 (), how many were added up.
-      skipped: int32 (), how many were left out because they were not healthy.
-      unhealthy: int32 (), the first step that was not healthy; NEVER if all were.
+      amounts: float32 (n,), as in Outcome.
+      counts: int32 (3,): how many steps were added up; how many were left out because they were not healthy; the
+        first step that was not healthy, NEVER if all were.
     """
 
-    objective: Tensor
-    weight: Tensor
-    metrics: list[Tensor]
-    gradients: Tensor
-    steps: Tensor
-    skipped: Tensor
-    unhealthy: Tensor
+    amounts: Tensor
+    counts: Tensor
 
 
 NEVER = 2**31 - 1

@@ -107,7 +107,7 @@ class Training:
         with self._ledger("step" if self._compiled else "compile"):
             self._totals = self.parts.strategy.train(block, first, steps, self.step, before)
             # At most one chunk is in flight: the host runs ahead by no more, the device never waits.
-            keras.ops.convert_to_numpy((before if self._compiled else self._totals).objective)
+            keras.ops.convert_to_numpy((before if self._compiled else self._totals).counts)
         self._pace = self.clock.pace(steps, begin)
         self._ids += self.pipeline.fed(self.step, end)
         self.step = self.parts.peers.step = end
@@ -152,7 +152,8 @@ class Training:
         if unhealthy and self.parts.program.objective.skips:
             self.reporting.say(f"skipped: {unhealthy}")
             unhealthy = ""
-            self._totals = self._totals._replace(unhealthy=np.int32(NEVER))
+            counts = np.where([True, True, False], self._totals.counts, NEVER)
+            self._totals = self._totals._replace(counts=counts.astype(np.int32))
         return unhealthy or (self._guard.leaps(self.step, loss) if logged else "")
 
     def _go_back(self, trouble: str) -> None:
@@ -191,12 +192,11 @@ class Training:
         return self._validation
 
     def _log(self, metrics: dict[str, float]) -> None:
-        norms = self.parts.program.objective.gradient_norms(self._totals)
-        rate, ids = self.parts.program.learning_rate, f"{self._take_ids():016x}"
-        facts = {"learning_rate": rate, "ids": ids, "gradient_norms": norms}
+        facts: dict[str, Any] = {"learning_rate": self.parts.program.learning_rate, "ids": f"{self._take_ids():016x}"}
+        facts["gradient_norms"] = self.parts.program.objective.gradient_norms(self._totals)
         if self._stalls:
             facts["save_stall"], self._stalls = max(self._stalls), []
-        if skipped := int(keras.ops.convert_to_numpy(self._totals.skipped)):
+        if skipped := int(keras.ops.convert_to_numpy(self._totals.counts)[1]):
             facts["skipped"] = skipped
         self.reporting.log(self.step, metrics, facts)
         with self._ledger("callbacks"):

@@ -51,6 +51,7 @@ class FastLoop:
     ) -> None:
         self._mesh, self._leaf, self._update, self._tally = mesh, leaf, update, tally
         self._whole = NamedSharding(mesh, REPLICATED)
+        self._totals: Totals | None = None  # of the last call
         cut = [slot.spec for slot in slots] if update else []
         self._dims = [spec.index("data") if "data" in spec else None for spec in cut]
         lie = jax.tree.map(lambda sharding: sharding.spec, shardings)
@@ -68,11 +69,16 @@ class FastLoop:
         self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
     ) -> tuple[Values | None, Totals]:
         # Fresh totals and those of an earlier call must look alike, or JAX compiles twice.
-        totals = placed(totals, self._whole)
-        new_values, totals = self.program(values, totals, block, *map(np.int32, (first, count, step)))
-        return new_values, computed(self._mesh, totals)
+        if totals is not self._totals:
+            totals = placed(totals, self._whole)
+        # One array of three numbers, for each array takes a call as long as a small step's arithmetic.
+        new_values, totals = self.program(values, totals, block, np.array([first, count, step], np.int32))
+        self._totals = computed(self._mesh, totals)
+        return new_values, self._totals
 
-    def _steps(self, values: Values, totals: Totals, block: Block, first: Any, count: Any, step: Any) -> Any:
+    def _steps(self, values: Values, totals: Totals, block: Block, numbers: Any) -> Any:
+        first, count, step = (numbers[i] for i in range(3))
+
         def one(i: Any, carry: tuple[Values, Totals]) -> tuple[Values, Totals]:
             values, totals = carry
             sums = self._sums(values, at(block, first + i))

@@ -154,9 +154,8 @@ class DeviceMesh(Strategy):
         sharding = NamedSharding(self.mesh, _BY_REPLICA)
         block = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), block)
         totals = jax.eval_shape(self._program.objective.no_totals)
-        number = jax.ShapeDtypeStruct((), np.int32)
-        loop, first = (self._sharded_loop, ()) if self._sharded else (self._fast_loop, (number,))
-        return loop(True).program.lower(values, totals, block, *first, number, number)
+        loop = self._sharded_loop(True) if self._sharded else self._fast_loop(True)
+        return loop.program.lower(values, totals, block, jax.ShapeDtypeStruct((3,), np.int32))
 
     def flops(self, spec: Any) -> float:
         leaf, values = self._step.leaf(True), self._state.shapes(placed=False)

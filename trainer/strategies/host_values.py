@@ -1,5 +1,6 @@
 """Variables on a JAX mesh: for the compiled steps, and to and from the host, whole or what lies on its devices."""
 
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -51,16 +52,17 @@ class OnMesh:
             list(program.optimizer.variables),
         )
         self.shardings = jax.tree.map(sharding, self.variables)
-        self._leaves, self._structure = jax.tree.flatten(self.variables)
-        self._places = jax.tree.leaves(self.shardings)
+        self._all = list(itertools.chain(*self.variables))
+        self._places = list(itertools.chain(*self.shardings))
         # What the last step has left. Weakly: a restore must not hold two copies of everything.
-        self._left: list[Callable[[], Any]] = [_nothing] * len(self._leaves)
+        self._left: list[Callable[[], Any]] = [_nothing] * len(self._all)
 
     def values(self) -> Values:
         """On the mesh: a variable that was restored, or that a callback has set, may lie elsewhere."""
-        found = zip([variable._value for variable in self._leaves], self._left, self._places, strict=True)
+        found = zip([variable._value for variable in self._all], self._left, self._places, strict=True)
         values = [value if left() is value else placed(value, place) for value, left, place in found]
-        return jax.tree.unflatten(self._structure, values)
+        trainable, state, _ = map(len, self.variables)
+        return Values(values[:trainable], values[trainable : trainable + state], values[trainable + state :])
 
     def shapes(self, placed: bool) -> Values:
         """jax.ShapeDtypeStructs of the values, with their shardings if `placed`."""
@@ -73,10 +75,10 @@ class OnMesh:
 
     def assign(self, values: Values) -> None:
         """Sets all variables to values that lie on the mesh."""
-        leaves = jax.tree.leaves(values)
-        for variable, value in zip(self._leaves, leaves, strict=True):
+        new = list(itertools.chain(*values))
+        for variable, value in zip(self._all, new, strict=True):
             variable._value = value
-        self._left = [weakref.ref(value) for value in leaves]
+        self._left = [weakref.ref(value) for value in new]
 
 
 def _nothing() -> None:

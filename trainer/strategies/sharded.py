@@ -211,11 +211,12 @@ class ShardedLoop:
     ) -> tuple[Values | None, Totals]:
         totals = placed(totals, self._whole)
         for i in range(count):
-            new_values, totals = self.program(values, totals, block, np.int32(first + i), np.int32(step + i))
+            new_values, totals = self.program(values, totals, block, np.array([first + i, 1, step + i], np.int32))
             values, totals = new_values or values, computed(self._mesh, totals)
         return values if self._update else None, totals
 
-    def _step(self, values: Values, totals: Totals, block: Block, i: Any, step: Any) -> tuple[Any, Totals]:
+    def _step(self, values: Values, totals: Totals, block: Block, numbers: Any) -> tuple[Any, Totals]:
+        i, _, step = (numbers[j] for j in range(3))
         turns = jax.tree.map(lambda a: self._by_turn(a[i]), block)
         sums = self._sums(values, jax.tree.map(lambda a: a[0], turns))
         if self.turns > 1:
