@@ -7,6 +7,8 @@ VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 ARGS   ?=
 JOBS   ?= 2
+# Large pages for what malloc maps: on CPUs, a step's arrays are mapped anew at each step (docs/strategies.md).
+export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1#/' | column -t -s '#'

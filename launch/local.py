@@ -38,6 +38,7 @@ GRACE = 4.0  # seconds that the others have to end by themselves once one has fa
 PARTING = 30.0  # seconds that they have once the chief, who leaves last, is done
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
+_LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # as `make train`; what the environment says goes before
 
 
 def main(argv: Sequence[str]) -> int:
@@ -184,7 +185,7 @@ class Group:
         config = {"cluster": cluster, "task": {"type": role, "index": index - self._roles.index(role)}}
         process = subprocess.Popen(
             [sys.executable, "-m", "trainer", *self._flags],
-            env=os.environ | {"TF_CONFIG": json.dumps(config)} | _own_gpus(index, len(self._roles)),
+            env=_LARGE_PAGES | os.environ | {"TF_CONFIG": json.dumps(config)} | _own_gpus(index, len(self._roles)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
