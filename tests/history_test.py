@@ -102,3 +102,7 @@ def test_a_report_is_one_page_that_needs_nothing_else(tmp_path):
     assert page.count("<svg") >= 4 and "polyline" in page and "were rolled back: the loss or a gradient" in page
     assert summary(tmp_path)["weights_sha256"] in page and "--on_nan" in page and "Goodput" in page
     assert "http" not in page.replace("http-equiv", "") and "<script" not in page
+    (tmp_path / "summary.json").write_text('{"status": "comp')  # by a disk
+    trainer("report", f"--run_dir={tmp_path}")
+    page = (tmp_path / "report.html").read_text()
+    assert "summary.json is damaged" in page and "polyline" in page

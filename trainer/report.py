@@ -35,11 +35,20 @@ def run(config: Config) -> int:
     if definition is None or not directory.metrics.exists():
         raise UserError("run_dir", directory.path, "holds no run", "give the directory of a run")
     lines = records(directory.metrics)
-    summary = json.loads(directory.summary.read_text()) if directory.summary.exists() else {}
-    page = _page(str(directory.path), config, definition, lines, summary, history.read(directory.starts))
+    page = _page(str(directory.path), config, definition, lines, _summary(directory), history.read(directory.starts))
     replace(directory.path / "report.html", page)
     print(directory.path / "report.html")
     return OK
+
+
+def _summary(directory: RunDirectory) -> dict[str, Any]:
+    """How the run has ended; a page of a run whose summary a disk has spoilt says so, and shows the rest."""
+    if not directory.summary.exists():
+        return {}
+    try:
+        return dict(json.loads(directory.summary.read_bytes()))
+    except (ValueError, TypeError) as error:
+        return {"status": f"{directory.summary.name} is damaged: {error}"}
 
 
 def _page(
