@@ -142,6 +142,16 @@ def measuring(input_shape, classes):
     return Measuring(linear(input_shape, classes).layers)
 
 
+class Auxiliary(keras.Sequential):
+    def call(self, x, training=False):
+        y = super().call(x, training=training)
+        return (y, y) if training else y
+
+
+def auxiliary(input_shape, classes):
+    return Auxiliary(linear(input_shape, classes).layers)
+
+
 def hashing(input_shape, classes):
     layers = [keras.Input(input_shape), keras.layers.Hashing(7), keras.layers.Flatten(), keras.layers.Dense(classes)]
     return keras.Sequential(layers)
@@ -267,6 +277,10 @@ def project(tmp_path):
         (["--model=user_project:summed"], ["reduction='sum'", "mean over a step's examples"]),
         (["--model=user_project:measured"], ["metric 'largest'", "no sum over examples"]),
         (["--model=user_project:measured_by_batch"], ["metric 'of_a_batch'", "weight", "one value per example"]),
+        (
+            ["--model=user_project:auxiliary"],
+            ["other outputs in training than in evaluation", "((1, 10), (1, 10)) and (1, 10)"],
+        ),
         (["--model=user_project:measuring"], ["metric 'activity' in call()", "compile()"]),
         (["--model=user_project:hashing"], ["hashing (Hashing)", "TensorFlow", "the source"]),
         (["--model=user_project:compiled", "--learning_rate=0.1"], ["compiled with SGD", "--optimizer=adam"]),

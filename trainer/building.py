@@ -10,6 +10,7 @@ from unittest import mock
 import keras
 import keras.src.backend as keras_backend
 from keras.src.layers.preprocessing.index_lookup import IndexLookup
+from keras.src.models.functional import Functional
 from keras.src.trainers.trainer import Trainer
 
 from input_pipeline.dataset import Dataset
@@ -78,6 +79,20 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
             f"does not take the examples of --dataset={config.dataset} ({x}): {error}",
             "give the model the dataset's shape: name input_shape in build's signature",
         ) from error
+    if training and type(model).call not in (Functional.call, keras.Sequential.call):
+        # By call(): of a subclass of these two, Keras's symbolic outputs are those of the layers.
+        outputs = (
+            keras_backend.compute_output_spec(functools.partial(model.call, training=value), map_structure(symbol, x))
+            for value in (True, False)
+        )
+        shapes = [keras.tree.map_structure(lambda output: output.shape, each) for each in outputs]
+        if shapes[0] != shapes[1]:
+            raise UserError(
+                "model",
+                config.model,
+                f"gives other outputs in training than in evaluation, of shapes {shapes[0]} and {shapes[1]}",
+                "give the same in both, and add by add_loss() what is a loss in training alone",
+            )
     if unreported := _updated_in_call(model, functools.partial(model, **training), map_structure(symbol, x)):
         raise UserError(
             "model",
