@@ -41,4 +41,4 @@ def in_stages(array: jax.Array) -> jax.Array:
         # Each part is squared where it is added: the squares of the whole array would be written and read again.
         array = functools.reduce(jnp.add, [part**power for part in jnp.split(array[:whole], _WAYS)])
         power = 1
-    return total + (jnp.vdot(array, array) if power == 2 else jnp.sum(array))
+    return total + (jnp.sum(array) if power == 1 else jnp.vdot(array, array))  # which is a single kernel
