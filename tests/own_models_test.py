@@ -1,0 +1,495 @@
+"""Models, data, metrics and callbacks of a user's own: trained as compiled, weighed, exported."""
+
+import json
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+
+from tests.running import curve, deviation, lines, summary, trainer
+from trainer import checkpoint
+
+BACKENDS = ["tensorflow", "jax"]
+PROJECT = """
+import keras
+import numpy as np
+
+
+class Circles:
+    '''Points in the plane, labelled by whether they lie in a circle.'''
+
+    def __init__(self, examples, seed):
+        self.x = np.random.default_rng(seed).uniform(-1, 1, (examples, 2)).astype("float32")
+
+    def __len__(self):
+        return len(self.x)
+
+    def read(self, ids):
+        x = self.x[ids]
+        return {"points": x, "ones": np.ones((len(ids), 1), "float32")}, (np.square(x).sum(1) < 0.5).astype("int32")
+
+
+class data:
+    train, evaluation, classes = Circles(2000, 0), Circles(501, 1), 2
+
+
+class weighted:
+    class Source(Circles):
+        def read(self, ids):
+            x, y = super().read(ids)
+            return x, y, (ids % 2).astype("float32")  # every other example counts
+
+    train, evaluation, classes = Source(2000, 0), Source(501, 1), 2
+
+
+def net(classes, units=32):
+    points, ones = keras.Input((2,), name="points"), keras.Input((1,), name="ones")
+    x = keras.layers.Concatenate()([points, keras.ops.square(points), ones])
+    x = keras.layers.Dense(units, "relu", kernel_regularizer=keras.regularizers.L2(1e-4))(x)
+    return keras.Model({"points": points, "ones": ones}, keras.layers.Dense(classes)(x), name="net")
+
+
+@keras.saving.register_keras_serializable("test")
+class Net(keras.Model):
+    '''Subclassed, built by its first call, compiled with metrics of its own.'''
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden, self.out = keras.layers.Dense(16, "tanh"), keras.layers.Dense(1, activation="sigmoid")
+
+    def call(self, inputs):
+        return self.out(self.hidden(keras.ops.square(inputs["points"])))
+
+
+def loaded(input_shape, classes):
+    model = keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
+    model.compile(keras.optimizers.SGD(0.05), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.iterations.assign(7)  # as if it had been trained
+    model.save("trained.keras")
+    return keras.models.load_model("trained.keras")
+
+
+def masks():
+    class Masks:
+        def __init__(self, examples, seed):
+            self.x = np.random.default_rng(seed).normal(size=(examples, 8, 8, 1)).astype("float32")
+
+        def __len__(self):
+            return len(self.x)
+
+        def read(self, ids):
+            return self.x[ids], (self.x[ids] > 0.5).astype("uint8")
+
+    return type("Data", (), {"train": Masks(300, 0), "evaluation": Masks(130, 1), "classes": None})
+
+
+def segmentation():
+    hidden = keras.layers.Conv2D(8, 3, padding="same", activation="relu")
+    out = keras.layers.Conv2D(1, 1, activation="sigmoid")
+    model = keras.Sequential([keras.Input((None, None, 1)), hidden, out])
+    metrics = [keras.metrics.BinaryIoU(name="iou"), keras.metrics.Recall(name="recall"), keras.metrics.AUC(name="auc")]
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=metrics)
+    return model
+
+
+class Tokens:
+    '''Sequences that end in zeros, and perhaps what each token weighs.'''
+
+    def __init__(self, examples, weighs):
+        self.examples, self.weighs = examples, weighs
+
+    def __len__(self):
+        return self.examples
+
+    def read(self, ids):
+        tokens = np.stack([np.random.default_rng(int(i)).integers(1, 20, 12) for i in ids])
+        counts = np.arange(12) < 3 + ids[:, None] % 10
+        x = (tokens * counts).astype("int32")
+        y = np.where(counts, x * 7 % 19 + 1, 0)
+        return (x, y, counts) if self.weighs else (x, y)
+
+
+def tokens(weighs=False):
+    return {"train": Tokens(300, weighs), "evaluation": Tokens(77, weighs), "classes": 20}
+
+
+class Surprise(keras.metrics.Mean):
+    '''The loss, by elements: weights of examples can't be multiplied, and those of (batch, 1) count wrong.'''
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        values = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+        weights = keras.ops.ones_like(values) if sample_weight is None else sample_weight
+        self.total.assign(self.total + keras.ops.sum(values * weights))
+        self.count.assign(self.count + keras.ops.sum(weights))
+
+
+def surprised():
+    model = tagger()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=[Surprise(name="surprise")])
+    return model
+
+
+def tagger(mask=False, ignore=None):
+    x = keras.Input((12,), dtype="int32")
+    hidden = keras.layers.Embedding(20, 8, mask_zero=mask)(x)
+    model = keras.Model(x, keras.layers.Dense(20)(hidden))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=ignore)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    return model
+
+
+class Pairs:
+    def __init__(self, named):
+        self.named, self.x = named, np.random.default_rng(0).normal(size=(300, 5)).astype("float32")
+
+    def __len__(self):
+        return len(self.x)
+
+    def read(self, ids):
+        zeta, alpha = self.x[ids, :1], 10 + self.x[ids, 1:2]
+        return self.x[ids], {"alpha": alpha, "zeta": zeta} if self.named else (zeta, alpha)
+
+
+def pairs(named):
+    return {"train": Pairs(named)}
+
+
+def two_outputs(named=False):
+    x = keras.Input((5,))
+    zeta, alpha = keras.layers.Dense(1, name="zeta")(x), keras.layers.Dense(1, name="alpha")(x)
+    model = keras.Model(x, {"zeta": zeta, "alpha": alpha} if named else [zeta, alpha])
+    losses = {"alpha": "mse", "zeta": "mae"}
+    model.compile(keras.optimizers.SGD(0.01), losses, loss_weights={"alpha": 0.1, "zeta": 3}, metrics=losses)
+    return model
+
+
+def without_labels():
+    return np.random.default_rng(0).normal(size=(300, 6)).astype("float32")
+
+
+def streamed_without_labels():
+    import tensorflow as tf
+
+    return {"train": tf.data.Dataset.from_tensor_slices(without_labels()), "evaluation": without_labels()[:77]}
+
+
+class Autoencoder(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = keras.layers.Dense(3), keras.layers.Dense(6)
+
+    def call(self, x):
+        code = self.encode(x)
+        decoded = self.decode(code)
+        self.add_loss(keras.ops.mean(keras.ops.square(x - decoded)))
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(code)))
+        return decoded
+
+
+class Distilled(keras.Model):
+    '''Has a teacher, which is called in training only.'''
+
+    def __init__(self, classes):
+        super().__init__()
+        make = lambda: keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(classes)])
+        self.student, self.teacher = make(), make()
+        self.teacher.trainable = False
+
+    def call(self, x, training=False):
+        x = keras.ops.cast(x, "float32") / 16
+        found = self.student(x)
+        if training:
+            self.add_loss(keras.ops.mean(keras.ops.square(found - self.teacher(x))))
+        return found
+
+
+def compiled():
+    model = Net(name="compiled")
+    model.compile(loss="binary_crossentropy", metrics=["binary_accuracy", keras.metrics.AUC(name="auc")])
+    return model
+
+
+def two_rates(input_shape, classes, rate=0.01):
+    layers = keras.layers
+    hidden, out = layers.Dense(16, "relu", name="hidden"), layers.Dense(classes, name="out")
+    model = keras.Sequential([keras.Input(input_shape), layers.Rescaling(1 / 16), layers.Flatten(), hidden, out])
+    adam, sgd = keras.optimizers.Adam(rate), keras.optimizers.SGD(0.1)
+    optimizer = keras.optimizers.MultiOptimizer(lambda variable: adam if "hidden" in variable.path else sgd)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def linear(input_shape, classes, factor=None):
+    model = keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
+    sgd = keras.optimizers.SGD(0.001, loss_scale_factor=factor)
+    model.compile(sgd, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def in_jax(input_shape, classes):
+    def make(rng, inputs):
+        return {"kernel": np.linspace(-1, 1, inputs.shape[-1] * 8, dtype="float32").reshape(-1, 8)}
+
+    def call(params, inputs):
+        return inputs @ params["kernel"]
+
+    layers = [keras.layers.Flatten(), keras.layers.Rescaling(1 / 16), keras.layers.JaxLayer(call, make)]
+    return keras.Sequential([keras.Input(input_shape), *layers, keras.layers.Dense(classes)])
+
+
+class Forgetful(keras.layers.Layer):
+    def build(self, shape):
+        self.scale = self.add_weight((shape[-1],), "ones", name="scale")
+
+    def call(self, x):
+        return x * self.scale
+
+    def save_own_variables(self, store):
+        pass
+
+    def load_own_variables(self, store):
+        pass
+
+
+def lent(input_shape, classes):
+    hidden = keras.layers.Dense(16, "relu", name="hidden")
+    layers = [keras.layers.RandomFlip(seed=3), keras.layers.Flatten(), keras.layers.Rescaling(1 / 16), Forgetful()]
+    model = keras.Sequential([keras.Input(input_shape), *layers, hidden, keras.layers.Dense(classes)])
+    hidden.enable_lora(2)
+    return model
+
+
+def note(path):
+    return keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: open(path, "a").write(f"{epoch} {sorted(logs)}\\n")
+    )
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "my_project.py").write_text(textwrap.dedent(PROJECT))
+    return tmp_path
+
+
+def test_evaluate_and_export(project):
+    """Anywhere, whatever the layout; and of the averages that the optimizer keeps."""
+    averages = "--optimizer=adam(use_ema=True, ema_momentum=0.9)"
+    flags = ("--dataset=my_project:data", "--model=my_project:net", "--run_dir=run", "--epochs=5", averages)
+    trainer("--strategy=device_mesh", "--devices=2", "--layout=fsdp", *flags, cwd=project)
+    final = summary(project / "run")["final"]
+    assert final["test_accuracy"] > 0.9
+    for elsewhere in ((), ("--strategy=mirrored", "--devices=3"), ("--backend=tensorflow",)):
+        out = trainer("evaluate", "--run_dir=run", *elsewhere, cwd=project).stdout
+        found = json.loads(out.splitlines()[-1])
+        assert found["test_accuracy"] == pytest.approx(final["test_accuracy"], abs=1e-7)
+        assert found["test_loss"] == pytest.approx(final["test_loss"], rel=1e-5)
+    earlier = sorted((project / "run" / "checkpoints").glob("0*"))[-2]
+    out = trainer("evaluate", f"--run_dir={earlier}", cwd=project).stdout
+    assert json.loads(out.splitlines()[-1])["step"] == int(earlier.name) < summary(project / "run")["step"]
+    out = trainer("export", "--run_dir=run", cwd=project).stdout
+    assert "agrees with the model" in out and "model.keras" in out
+    exported = keras.saving.load_model(project / "run" / "export" / "model.keras", compile=False).get_weights()
+    arrays = checkpoint.arrays(*_saved(project / "run"))
+    for kept in ("optimizer/", "layers/"):
+        of_these = [value for name, value in arrays.items() if name.startswith(kept)]
+        found = [any(np.array_equal(weights, value) for value in of_these) for weights in exported]
+        assert all(found) if kept == "optimizer/" else not any(found)
+    assert (project / "run" / "export" / "saved_model" / "saved_model.pb").exists()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_counters_count_exactly(backend, tmp_path):
+    """Integers that float32 can't hold, and unsigned ones beyond their largest: two replicas, twenty steps."""
+    flags = ("--model=tests.counting", "--replicas=2", "--steps=20", f"--run_dir={tmp_path}")
+    trainer(f"--backend={backend}", *flags)
+    arrays = checkpoint.arrays(*_saved(tmp_path))
+    counters = [int(array) for name, array in sorted(arrays.items()) if "counter" in name]
+    assert counters == [2**25 + 21, 14, -60]
+
+
+def _saved(run_dir):
+    newest = sorted((run_dir / "checkpoints").glob("0*"))[-1]
+    return newest, checkpoint.verify(newest)
+
+
+def test_layers_that_save_something_else_than_their_variables(project):
+    """LoRA's are merged when Keras saves them, and a class may save what it pleases: still a run goes on to the bit."""
+    flags = ("--backend=jax", "--model=my_project:lent", "--precision=bfloat16")
+    trainer(*flags, "--steps=20", "--run_dir=whole", cwd=project)
+    for steps in (10, 20):
+        trainer(*flags, f"--steps={steps}", "--run_dir=cut", cwd=project)
+    digests = {summary(project / name)["weights_sha256"] for name in ("whole", "cut")}
+    assert len(digests) == 1
+    out = trainer("export", "--run_dir=cut", cwd=project).stdout
+    assert "/saved_model\n" in out and "no model.keras" in out and "classes of your own (Forgetful)" in out
+
+
+def test_own_compiled_model_and_weights(project):
+    """A subclassed model's own loss and metrics, example weights, 2,000 examples in batches of 48."""
+    runs = []
+    for strategy in (["--backend=tensorflow"], ["--strategy=mirrored", "--devices=2"]):
+        runs.append(project / f"run{len(runs)}")
+        ran = trainer(
+            *strategy,
+            "--dataset=my_project:weighted",
+            "--model=my_project:compiled",
+            "--replicas=2",
+            "--global_batch=48",
+            "--steps=80",
+            "--log_every=1",
+            f"--run_dir={runs[-1]}",
+            cwd=project,
+        )
+        assert "float32; adam, learning rate 0.001" in ran.stdout  # compile() was given none
+    assert deviation(curve(runs[0]), curve(runs[1])) <= 1e-5
+    final = summary(runs[0])["final"]
+    assert {"test_binary_accuracy", "test_auc", "auc"} <= final.keys()
+    # 250 of the 501 evaluation examples have weight 1: the accuracy is a share of those.
+    assert (final["test_binary_accuracy"] * 250) == pytest.approx(round(final["test_binary_accuracy"] * 250), abs=1e-3)
+
+
+def test_segmentation(project):
+    """Metrics of pixels, under weights of examples: the padding of an evaluation's last batch counts for nothing."""
+    found = []
+    for where in (
+        ["--backend=tensorflow"],
+        ["--backend=jax"],
+        ["--strategy=device_mesh", "--devices=2", "--global_batch=50"],
+    ):
+        flags = (*where, "--dataset=my_project:masks", "--model=my_project:segmentation", "--steps=40", "--replicas=2")
+        trainer(*flags, f"--run_dir={project / str(len(found))}", cwd=project)
+        out = trainer("evaluate", f"--run_dir={project / '0'}", *where, cwd=project).stdout
+        found.append(json.loads(out.splitlines()[-1]))
+    assert found[0]["test_iou"] > 0.5
+    assert all(f == pytest.approx(found[0], rel=1e-4) for f in found)
+
+
+def test_places_are_weighed_by_the_source_the_model_s_mask_or_the_loss(project):
+    """It is one curve, on either backend and two devices; an evaluation is of 77 examples in batches of 64."""
+    found = []
+    mesh = ["--strategy=device_mesh", "--devices=2", "--layout=zero1"]
+    for where, dataset, model in (
+        (["--backend=jax"], "tokens", "tagger(mask=True)"),
+        (["--backend=jax"], "tokens", "tagger(ignore=0)"),
+        (["--backend=tensorflow"], "tokens", "tagger(mask=True)"),
+        (["--strategy=mirrored", "--devices=2"], "tokens(weighs=True)", "tagger"),
+        (mesh, "tokens(weighs=True)", "tagger"),
+    ):
+        run = project / str(len(found))
+        flags = (f"--dataset=my_project:{dataset}", f"--model=my_project:{model}")
+        trainer(*where, *flags, "--replicas=2", "--steps=10", "--log_every=1", f"--run_dir={run}", cwd=project)
+        final = summary(run)["final"]
+        if "ignore" in model:  # which metrics don't know of
+            final = {name: value for name, value in final.items() if "accuracy" not in name}
+        found.append(final | dict(enumerate(curve(run))))
+    for each in found:
+        assert all(value == pytest.approx(found[0][name], rel=1e-5) for name, value in each.items())
+    run, flags = project / "all", ("--dataset=my_project:tokens", "--model=my_project:tagger")
+    trainer(*flags, "--replicas=2", "--steps=10", "--log_every=1", f"--run_dir={run}", cwd=project)
+    assert deviation([found[0][step] for step in range(10)], curve(run)) > 1e-3  # padding, where it counts, shows
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model"),
+    [
+        ("my_project:streamed_without_labels", "my_project:Autoencoder"),
+        ("digits", "my_project:Distilled"),
+    ],
+)
+def test_losses_of_call_s_own(dataset, model, project):
+    """Without labels they are all that there is; a part that training alone calls is built, too."""
+    flags = (f"--dataset={dataset}", f"--model={model}", "--replicas=2", "--steps=30", "--log_every=1")
+    wheres = ["--strategy=mirrored", "--devices=2"], ["--backend=jax"]
+    runs = [project / str(i) for i in range(len(wheres))]
+    for where, run in zip(wheres, runs, strict=True):
+        trainer(*flags, *where, f"--run_dir={run}", cwd=project)
+    curves = [curve(run) for run in runs]
+    assert max(deviation(curves[0], other) for other in curves) <= 1e-5
+    assert curves[0][-1] < curves[0][0]
+
+
+def test_a_metric_of_elements_of_one_s_own(project):
+    """An evaluation of 77 examples in batches of 64: its padding counts nowhere."""
+    flags = ("--backend=jax", "--dataset=my_project:tokens", "--model=my_project:surprised", "--steps=10")
+    trainer(*flags, "--run_dir=run", cwd=project)
+    final = summary(project / "run")["final"]
+    assert final["test_surprise"] == pytest.approx(final["test_loss"], rel=1e-5)
+    assert final["surprise"] == pytest.approx(final["loss"], rel=1e-5)
+
+
+def test_a_layer_written_in_jax(project):
+    """On TensorFlow too, which loses sight of how many examples come out of it."""
+    for backend in BACKENDS:
+        flags = ("--model=my_project:in_jax", "--steps=10", "--log_every=1", f"--run_dir={backend}")
+        trainer(f"--backend={backend}", *flags, cwd=project)
+    assert deviation(*(curve(project / backend) for backend in BACKENDS)) <= 1e-4
+
+
+def test_labels_find_their_outputs(project):
+    """By name, in whatever order; by place, where neither has names; else it is not guessed."""
+    flags, found = ("--backend=jax", "--steps=5", "--log_every=1"), []
+    for labels, outputs in ((True, True), (True, False), (False, False)):
+        where = f"--dataset=my_project:pairs(named={labels})", f"--model=my_project:two_outputs(named={outputs})"
+        run = project / str(len(found))
+        trainer(*flags, *where, f"--run_dir={run}", cwd=project)
+        found.append(np.array([[line["loss"], line["alpha_mse"], line["zeta_mae"]] for line in lines(run)]))
+        assert np.allclose(found[-1], found[0], rtol=1e-5)
+    assert np.allclose(found[0][:, 0], found[0][:, 1:] @ [0.1, 3], rtol=1e-5)
+    where = ("--dataset=my_project:pairs(named=False)", "--model=my_project:two_outputs(named=True)")
+    said = trainer(*flags, *where, "--run_dir=other", cwd=project, code=2).stderr
+    assert "outputs alpha, zeta" in said and "labels without names" in said
+
+
+def test_the_optimizer_of_a_compiled_model(project):
+    """It is the run's, even if it is two: on either backend, on two devices; with another one it is another run."""
+    flags = ("--model=my_project:two_rates", "--replicas=2", "--log_every=4", "--evaluate_every=never")
+    wheres = (["--backend=tensorflow"], ["--backend=jax"], ["--strategy=mirrored", "--devices=2"])
+    runs = [project / f"run{i}" for i in range(len(wheres))]
+    for where, run in zip(wheres, runs, strict=True):
+        out = trainer(*flags, *where, "--steps=40", f"--run_dir={run}", cwd=project).stdout
+        assert "Adam(" in out and "+ SGD(" in out and "learning rate 0.01 (constant + constant)" in out
+    assert max(deviation(curve(runs[0]), curve(run)) for run in runs) <= 1e-5
+    assert summary(runs[0])["final"]["loss"] < 1
+    out = trainer("--backend=jax", "--model=my_project:loaded", "--steps=10", "--run_dir=loaded", cwd=project).stdout
+    assert "SGD(" in out and "learning rate 0.05" in out
+    out = trainer("evaluate", "--run_dir=loaded", cwd=project).stdout
+    assert json.loads(out.splitlines()[-1])["step"] == 10  # as the optimizer counts: not from where it was left off
+    trainer(*flags, "--steps=20", f"--run_dir={project / 'cut'}", cwd=project)
+    changed = [*flags, "--model=my_project:two_rates(rate=0.02)", "--steps=40", f"--run_dir={project / 'cut'}"]
+    said = trainer(*changed, cwd=project, code=2).stderr
+    assert "learning_rate: 0.01" in said and "0.02" in said
+    trainer(*flags, "--steps=40", f"--run_dir={project / 'cut'}", cwd=project)
+    assert summary(project / "cut")["weights_sha256"] == summary(runs[0])["weights_sha256"]
+    for factor in (None, 1024.0):  # it scales the loss, and the gradients back
+        model = f"--model=my_project:linear(factor={factor})"
+        trainer("--backend=jax", model, "--steps=10", f"--run_dir={project / str(factor)}", cwd=project)
+    assert curve(project / "None") == curve(project / "1024.0")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_keras_callbacks(backend, project):
+    trainer(
+        f"--backend={backend}",
+        "--dataset=my_project:data",
+        "--model=my_project:net",
+        "--epochs=30",
+        "--learning_rate=0.02",
+        "--validation_fraction=0.2",
+        "--callbacks=ReduceLROnPlateau(patience=1, factor=0.5, min_delta=0.5)",
+        "--callbacks=EarlyStopping(patience=4, min_delta=0.5)",
+        "--callbacks=my_project:note(path='notes.txt')",
+        "--run_dir=run",
+        cwd=project,
+    )
+    logged = lines(project / "run")
+    rates = [line["learning_rate"] for line in logged]
+    assert rates[0] == pytest.approx(0.02) and rates[-1] < 0.011
+    assert summary(project / "run")["status"] == "stopped by a callback"
+    assert logged[-1]["step"] < 30 * 25
+    notes = (project / "notes.txt").read_text().splitlines()
+    assert notes[0] == "0 ['accuracy', 'learning_rate', 'loss', 'val_accuracy', 'val_loss']"
+    assert len(notes) == sum("val_loss" in line for line in logged)
