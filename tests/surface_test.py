@@ -22,9 +22,10 @@ BACKENDS = ["tensorflow", "jax"]
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_a_run_leaves_behind(backend, tmp_path):
+    run = tmp_path / "größe 5%"  # as a person may call it
     out = trainer(
         f"--backend={backend}",
-        f"--run_dir={tmp_path}",
+        f"--run_dir={run}",
         "--steps=60",
         "--log_every=10",
         "--profile_steps=20,30",
@@ -32,14 +33,14 @@ def test_what_a_run_leaves_behind(backend, tmp_path):
     ).stdout
     for word in (
         "batch  64 examples",
-        "tensorboard --logdir",
+        f"tensorboard --logdir '{run}/tensorboard'",
         "first steps done after",
         "100%  step 60/60",
         "final",
-        "evaluate",
+        f"python -m trainer evaluate '--run_dir={run}'",
     ):
         assert word in out
-    board = EventAccumulator(str(tmp_path / "tensorboard"), {"tensors": 0}).Reload()
+    board = EventAccumulator(str(run / "tensorboard"), {"tensors": 0}).Reload()
     tags = board.Tags()
     assert {"loss/train", "accuracy/train", "loss/validation", "learning_rate"} <= set(tags["tensors"])
     assert {"performance/examples_per_second", "performance/data_wait", "run/flags", "run/environment"} <= set(
@@ -48,13 +49,13 @@ def test_what_a_run_leaves_behind(backend, tmp_path):
     assert {"confusion", "worst", "run/variables"} <= set(tags["tensors"])
     assert any(tag.startswith("weight_norm/") for tag in tags["tensors"])
     assert tags["graph"]
-    logged = lines(tmp_path)
+    logged = lines(run)
     points = {e.step: float(e.tensor_proto.float_val[0]) for e in board.Tensors("loss/train")}
     assert points == pytest.approx({line["step"]: line["loss"] for line in logged})
     rates = {line["step"]: line["learning_rate"] for line in logged}
     assert rates[10] == pytest.approx(1e-3) and rates[60] == pytest.approx(0, abs=1e-9)
-    assert list((tmp_path / "tensorboard").rglob("*.xplane.pb")), "no profiler trace"
-    flags = (tmp_path / "run.flags").read_text().splitlines()
+    assert list((run / "tensorboard").rglob("*.xplane.pb")), "no profiler trace"
+    flags = (run / "run.flags").read_text().splitlines()
     assert "--steps=60" in flags
 
 

@@ -4,6 +4,7 @@ import importlib.metadata
 import pathlib
 import platform
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -93,7 +94,7 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
         "saving": f"every {config.save_every} to {directory / 'checkpoints'}, "
         f"the newest {config.keep} and the best are kept",
         "continue": config.command(),
-        "watch": f"tensorboard --logdir {directory / 'tensorboard'}",
+        "watch": f"tensorboard --logdir {shlex.quote(str(directory / 'tensorboard'))}",
     }
     outside = outside_interfaces()
     if parts.peers.cluster.size > 1 and outside and keras.config.backend() == "tensorflow":
@@ -125,10 +126,9 @@ def ending(parts: Assembly, directory: pathlib.Path, summary: Mapping[str, Any])
     at = best.pop("step", None)
     seconds = {k: v for k, v in summary["seconds"].items() if v >= 0.05}
     ledger = ", ".join(f"{k} {v:.1f}s" for k, v in sorted(seconds.items(), key=lambda kv: -kv[1]))
-    where = f"--run_dir={directory}"
-    kept = (
-        f", kept: evaluate and export it by {where}/checkpoints/{at:08d}" if at not in (None, summary["step"]) else ""
-    )
+    kept = ""
+    if at not in (None, summary["step"]):
+        kept = f", kept: evaluate and export it by {_where(directory / 'checkpoints' / f'{at:08d}')}"
     lines = {
         "": f"{summary['status']} at step {summary['step']} after {duration(sum(summary['seconds'].values()))}",
         "final": words(summary["final"]),
@@ -138,10 +138,15 @@ def ending(parts: Assembly, directory: pathlib.Path, summary: Mapping[str, Any])
         **({"compute": _compute(summary)} if "mfu" in summary else {}),
         **({"cost": _cost(parts.config, summary["device_hours"])} if parts.config.price_per_device_hour else {}),
         "lost by": summary["bottleneck"] or "nothing that stands out",
-        "evaluate": f"python -m trainer evaluate {where}",
-        "export": f"python -m trainer export {where}",
+        "evaluate": f"python -m trainer evaluate {_where(directory)}",
+        "export": f"python -m trainer export {_where(directory)}",
     }
     return "\n" + "\n".join(f"{name:>9}  {text}" for name, text in lines.items())
+
+
+def _where(path: pathlib.Path) -> str:
+    """The flag that names a directory, as a shell takes it."""
+    return shlex.quote(f"--run_dir={path}")
 
 
 def _compute(summary: Mapping[str, Any]) -> str:
