@@ -100,6 +100,12 @@ def compiled(input_shape, classes, **arguments):
     return model
 
 
+def eager(input_shape, classes):
+    model = linear(input_shape, classes)
+    model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
+    return model
+
+
 class Largest(keras.metrics.Metric):
     def __init__(self):
         super().__init__(name="largest")

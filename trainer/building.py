@@ -146,6 +146,13 @@ def _check(config: Config, model: keras.Model) -> None:
                 "function of variables and examples, and a loss has one value for each example",
                 "give losses and metrics to compile(), what needs no labels to add_loss() in call(), and delete it",
             )
+    if model.compiled and model.run_eagerly:
+        raise UserError(
+            "model",
+            config.model,
+            "is compiled with run_eagerly=True, and a run's steps are compiled",
+            "leave it out, and look into the model by calling it on a batch",
+        )
     for layer in model._flatten_layers():
         if getattr(layer, "synchronized", False):
             raise UserError(
