@@ -283,6 +283,7 @@ def project(tmp_path):
         (["--model=user_project:summed"], ["reduction='sum'", "mean over a step's examples"]),
         (["--model=user_project:measured"], ["metric 'largest'", "no sum over examples"]),
         (["--model=user_project:measured_by_batch"], ["metric 'of_a_batch'", "weight", "one value per example"]),
+        (["--model=user_project:eager"], ["run_eagerly=True"]),
         (
             ["--model=user_project:auxiliary"],
             ["other outputs in training than in evaluation", "((1, 10), (1, 10)) and (1, 10)"],
