@@ -158,6 +158,22 @@ def auxiliary(input_shape, classes):
     return Auxiliary(linear(input_shape, classes).layers)
 
 
+SEED = keras.random.SeedGenerator(1)
+
+
+class Noise(keras.layers.Layer):
+    def __init__(self, seed=None):
+        super().__init__()
+        self.draw = lambda: keras.random.uniform((), seed=seed)
+
+    def call(self, x, training=False):
+        return x + self.draw() if training else x
+
+
+def noisy(input_shape, classes, own=False):
+    return keras.Sequential([keras.Input(input_shape), Noise(SEED if own else None), linear(input_shape, classes)])
+
+
 def hashing(input_shape, classes):
     layers = [keras.Input(input_shape), keras.layers.Hashing(7), keras.layers.Flatten(), keras.layers.Dense(classes)]
     return keras.Sequential(layers)
@@ -283,12 +299,15 @@ def project(tmp_path):
         (["--model=user_project:summed"], ["reduction='sum'", "mean over a step's examples"]),
         (["--model=user_project:measured"], ["metric 'largest'", "no sum over examples"]),
         (["--model=user_project:measured_by_batch"], ["metric 'of_a_batch'", "weight", "one value per example"]),
+        (["--model=user_project:noisy"], ["from no layer's seed", "SeedGenerator"]),
+        (["--model=user_project:noisy(own=True)"], ["from no layer's seed", "SeedGenerator"]),
+        (["--model=user_project:noisy", "--backend=tensorflow"], ["from no layer's seed", "SeedGenerator"]),
         (["--model=user_project:eager"], ["run_eagerly=True"]),
         (
             ["--model=user_project:auxiliary"],
             ["other outputs in training than in evaluation", "((1, 10), (1, 10)) and (1, 10)"],
         ),
-        (["--model=user_project:measuring"], ["metric 'activity' in call()", "compile()"]),
+        (["--model=user_project:measuring"], ["changes activity/total in call()", "compile()"]),
         (["--model=user_project:hashing"], ["hashing (Hashing)", "TensorFlow", "the source"]),
         (["--model=user_project:compiled", "--learning_rate=0.1"], ["compiled with SGD", "--optimizer=adam"]),
         (["--model=user_project:compiled(gradient_accumulation_steps=2)"], ["accumulates gradients", "--replicas"]),

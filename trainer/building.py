@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -93,32 +93,7 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
                 f"gives other outputs in training than in evaluation, of shapes {shapes[0]} and {shapes[1]}",
                 "give the same in both, and add by add_loss() what is a loss in training alone",
             )
-    if unreported := _updated_in_call(model, functools.partial(model, **training), map_structure(symbol, x)):
-        raise UserError(
-            "model",
-            config.model,
-            f"updates its metric {unreported!r} in call(), where it would be lost: a step is a function of variables "
-            "and examples",
-            "give the metric to compile(), for an output that tells what it measures",
-        )
     return model, map_structure(symbol, y), y_pred
-
-
-def _updated_in_call(model: keras.Model, call: Callable[[Any], Any], x: Any) -> str:
-    """Name of a metric that is an attribute of a layer, and changes when the model is called; '' if none does."""
-    own = [metric for layer in model._flatten_layers() for metric in layer._metrics]
-    if not own:
-        return ""
-    updated: list[str] = []
-
-    def traced(x: Any) -> Any:
-        with keras.StatelessScope() as scope:
-            y_pred = call(x)
-        updated.extend(m.name for m in own if any(scope.get_current_value(v) is not None for v in m.variables))
-        return y_pred
-
-    keras_backend.compute_output_spec(traced, x)
-    return updated[0] if updated else ""
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ import numpy as np
 from keras import ops
 
 from input_pipeline.pipeline import Batch
+from trainer.purity import pure
 from trainer.sums import NEVER, Outcome, Sums, Tensor, Totals
 from trainer.weighing import Losses, metric_weights
 
@@ -96,13 +97,14 @@ class Objective:
 
     def _forward(self, trainable: list[Tensor], state: list[Tensor], key: Tensor, x: Any, training: bool) -> Any:
         """(outputs, new non-trainable values, the model's own losses)."""
-        return self.model.stateless_call(
-            trainable,
-            self._with_seeds(state, key),
-            x,
-            return_losses=True,
-            **({"training": training} if self._takes_training else {}),
-        )
+        with pure(self.model):
+            return self.model.stateless_call(
+                trainable,
+                self._with_seeds(state, key),
+                x,
+                return_losses=True,
+                **({"training": training} if self._takes_training else {}),
+            )
 
     def _with_seeds(self, state: list[Tensor], key: Tensor) -> list[Tensor]:
         """All non-trainable values: seed generator j starts at the replica's key, offset by j."""
