@@ -165,13 +165,18 @@ class Noise(keras.layers.Layer):
     def __init__(self, seed=None):
         super().__init__()
         self.draw = lambda: keras.random.uniform((), seed=seed)
+        if seed == "tensorflow":
+            import tensorflow as tf
+
+            self.draw = lambda: tf.nn.dropout(tf.ones(()), 0.5)
 
     def call(self, x, training=False):
         return x + self.draw() if training else x
 
 
-def noisy(input_shape, classes, own=False):
-    return keras.Sequential([keras.Input(input_shape), Noise(SEED if own else None), linear(input_shape, classes)])
+def noisy(input_shape, classes, seed=None):
+    seed = SEED if seed == "own" else seed
+    return keras.Sequential([keras.Input(input_shape), Noise(seed), linear(input_shape, classes)])
 
 
 def hashing(input_shape, classes):
@@ -300,8 +305,9 @@ def project(tmp_path):
         (["--model=user_project:measured"], ["metric 'largest'", "no sum over examples"]),
         (["--model=user_project:measured_by_batch"], ["metric 'of_a_batch'", "weight", "one value per example"]),
         (["--model=user_project:noisy"], ["from no layer's seed", "SeedGenerator"]),
-        (["--model=user_project:noisy(own=True)"], ["from no layer's seed", "SeedGenerator"]),
-        (["--model=user_project:noisy", "--backend=tensorflow"], ["from no layer's seed", "SeedGenerator"]),
+        (["--model=user_project:noisy(seed='own')"], ["from no layer's seed", "SeedGenerator"]),
+        (["--backend=tensorflow", "--model=user_project:noisy"], ["from no layer's seed", "SeedGenerator"]),
+        (["--backend=tensorflow", "--model=user_project:noisy(seed='tensorflow')"], ["from no layer's seed"]),
         (["--model=user_project:eager"], ["run_eagerly=True"]),
         (
             ["--model=user_project:auxiliary"],

@@ -17,29 +17,39 @@ def pure(model: keras.Model) -> Iterator[None]:
 
     Raises:
       UserError: a variable has changed that is none of the model's, such as a metric's, or random numbers were drawn
-        from what is no layer's seed: a compiled step would draw the same ones for ever.
+        from what is no layer's seed: of Keras's own, a compiled step would draw the same for ever; the state of
+        TensorFlow's is in no checkpoint.
     """
     known = {id(variable) for variable in (*model.trainable_variables, *model.non_trainable_variables)}
     add_update = keras.StatelessScope.add_update
-    strays: list[Any] = []  # Keras would wrap what is raised inside a layer
+    strays: list[Any] = []  # noted, for Keras would wrap what is raised inside a layer
+    drawn: list[Any] = []
 
     def noting(scope: Any, update: tuple[Any, Any]) -> None:
         add_update(scope, update)
         if id(update[0]) not in known:
             strays.append(update[0])
 
-    with (
-        mock.patch.object(keras.StatelessScope, "add_update", noting),
+    def seed_of_tensorflow(seed: int | None) -> tuple[int, int]:
+        drawn.append(seed)
+        return 0, 1
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(keras.StatelessScope, "add_update", noting))
         # Keras's own is refused by Keras on JAX alone.
-        mock.patch.object(keras_seeds, "global_seed_generator", keras_seeds.SeedGenerator),
-    ):
+        stack.enter_context(mock.patch.object(keras_seeds, "global_seed_generator", keras_seeds.SeedGenerator))
+        if keras.config.backend() == "tensorflow":  # what its stateful operations ask
+            of_tensorflow = "tensorflow.python.framework.random_seed.get_seed"
+            stack.enter_context(mock.patch(of_tensorflow, seed_of_tensorflow))
         yield
-    if any(variable.name == "seed_generator_state" for variable in strays):
+    if drawn or any(variable.name == "seed_generator_state" for variable in strays):
         raise UserError(
             "model",
             model.name,
-            "draws random numbers in call() from no layer's seed: a compiled step would draw the same at each step",
-            "give the layer an attribute, self.seed = keras.random.SeedGenerator(), and draw with seed=self.seed",
+            "draws random numbers in call() from no layer's seed: they would be the same at each step, or others after "
+            "each start",
+            "give the layer an attribute, self.seed = keras.random.SeedGenerator(), and draw by keras.random with "
+            "seed=self.seed",
         )
     if strays:
         raise UserError(
