@@ -91,6 +91,29 @@ def test_a_hostile_manifest_is_refused(what, run, tmp_path):
         checkpoint.verify(copy / "00000020")
 
 
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (lambda p: p.update(totals=[0.0, 0.0, [0.0], [0.0]]), 2, "was written by another version of the trainer"),
+        (lambda p: p.update(unheard_of=1), 2, "was written by another version of the trainer"),
+        (lambda p: p["totals"][0].append(0.0), 0, "the model's metrics are not those of the checkpoint"),
+    ],
+    ids=["totals of another form", "more than is known", "other metrics"],
+)
+def test_progress_of_another_version(change, code, said, run, tmp_path):
+    """It is not guessed at."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    path = copy / "checkpoints" / "00000020" / checkpoint.MANIFEST
+    manifest = json.loads(path.read_text())
+    del manifest["sha256"]
+    change(manifest["progress"])
+    path.write_text(json.dumps(manifest | {"sha256": checkpoint._digest(manifest)}))
+    flags = ("--model=dense", "--steps=20", "--save_every=10", "--evaluate_every=never", f"--run_dir={copy}")
+    ran = trainer(*flags, code=code)
+    assert said in ran.stdout + ran.stderr and "Traceback" not in ran.stderr
+
+
 def bomb(file: h5py.File) -> None:
     file.create_dataset("bomb", (2**38,), np.float32, chunks=(2**20,))  # a terabyte of nothing
 

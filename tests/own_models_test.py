@@ -206,6 +206,22 @@ class Distilled(keras.Model):
         return found
 
 
+class Squared(keras.losses.Loss):
+    '''Keras's function of that name would take labels (batch,) with outputs (batch, 1); the - broadcasts them.'''
+
+    def call(self, y, y_pred):
+        squares = keras.ops.square(y - y_pred)
+        return keras.ops.mean(keras.ops.reshape(squares, (squares.shape[0], -1)), axis=-1)
+
+
+def squared(broadcast):
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
+    if not broadcast:
+        model.add(keras.layers.Reshape(()))
+    model.compile(loss=Squared())
+    return model
+
+
 def compiled():
     model = Net(name="compiled")
     model.compile(loss="binary_crossentropy", metrics=["binary_accuracy", keras.metrics.AUC(name="auc")])
@@ -350,6 +366,16 @@ def test_own_compiled_model_and_weights(project):
     assert {"test_binary_accuracy", "test_auc", "auc"} <= final.keys()
     # 250 of the 501 evaluation examples have weight 1: the accuracy is a share of those.
     assert (final["test_binary_accuracy"] * 250) == pytest.approx(round(final["test_binary_accuracy"] * 250), abs=1e-3)
+
+
+def test_a_loss_that_broadcasts_is_told(project):
+    """A loss may mix the examples of a replica, but who did not mean to finds out before the run; explain takes any model."""
+    for loss, told in (("squared(broadcast=True)", 1), ("squared(broadcast=False)", 0), ("compiled", 0)):
+        dataset = "my_project:weighted" if loss == "compiled" else "digits"
+        flags = ("--backend=jax", f"--dataset={dataset}", f"--model=my_project:{loss}", "--steps=1", "--run_dir=run")
+        out = trainer("explain", *flags[:-2], cwd=project).stdout
+        assert out.count("loss  'squared' mixes the examples") == told, out
+        assert out.count("labels (batch,) and outputs (batch, 1) were broadcast") == told
 
 
 def test_segmentation(project):

@@ -63,6 +63,16 @@ def scalar_loss(input_shape, classes):
     return model
 
 
+def not_flat(classes):
+    return keras.Sequential([keras.layers.Dense(classes)])
+
+
+def metric_not_flat(classes):
+    model = not_flat(classes)
+    model.compile(loss=lambda y, p: keras.ops.mean(p, axis=(1, 2, 3)), metrics=["binary_crossentropy"])
+    return model
+
+
 class OwnStep(keras.Sequential):
     def train_step(self, *arguments):
         raise RuntimeError("is not called")
@@ -282,6 +292,11 @@ def project(tmp_path):
         (["--dataset=user_project:Late"], ["label 10 of example 700", "out of range"]),
         (["--model=user_project:nothing"], ["user_project:nothing", "has no 'nothing'"]),
         (["--model=user_project:scalar_loss"], ["not one value per example"]),
+        (
+            ["--model=user_project:not_flat"],
+            ["outputs (batch, 8, 8, 10)", "labels (batch,)", "'sparse_categorical_crossentropy'", "Flatten"],
+        ),
+        (["--model=user_project:metric_not_flat"], ["outputs (batch, 8, 8, 10)", "a metric", "Flatten"]),
         (["--model=user_project:own_step"], ["train_step() of its own (OwnStep)", "add_loss()"]),
         (["--model=user_project:synchronized"], ["normalization", "synchronized=True", "--replicas=1"]),
         (["--model=user_project:carrying"], ["recurrent", "stateful=True", "random order"]),
@@ -292,7 +307,7 @@ def project(tmp_path):
         (["--dataset=user_project:WeighsTooMuch"], ["shape (64,)", "weights are (64, 8)", "(batch,)"]),
         (
             ["--model=user_project:not_compiled", "--dataset=user_project:Unlabelled"],
-            ["--model=not_compiled", "nothing to be trained on", "add_loss()"],
+            ["user_project:not_compiled", "nothing to be trained on", "add_loss()"],
         ),
         (["--model=user_project:three"], ["--model=user_project:three", "3 classes", "--dataset=digits has 10"]),
         (

@@ -46,7 +46,7 @@ def run(config: Config) -> int:
     config.check_batch(strategy.devices, replicas)
     program = Program(config, data, max(1, config.steps), replicas, strategy.scope())
     strategy.compile(program)
-    print(_arithmetic(config, data, strategy, replicas))
+    print(_arithmetic(config, data, strategy, program))
     print(_variables(program, strategy))
     for picture in strategy.pictures():
         print(f"\n{picture}")
@@ -84,14 +84,15 @@ def _block(config: Config, data: Dataset, replicas: int) -> Any:
     return map_structure(abstract, pipeline.spec)
 
 
-def _arithmetic(config: Config, data: Dataset, strategy: device_mesh.DeviceMesh, replicas: int) -> str:
-    b, n, shares = config.global_batch, len(data.train), strategy.devices
+def _arithmetic(config: Config, data: Dataset, strategy: device_mesh.DeviceMesh, program: Program) -> str:
+    b, n, shares, replicas = config.global_batch, len(data.train), strategy.devices, program.replicas
     lines = {
         "strategy": f"{strategy.description}; {strategy.mesh.size} devices, 1 process",
         "batch": f"{b} examples a step = {replicas} logical replicas x {b // replicas} examples; each of {shares} "
         f"shares of the data axis computes {replicas // shares} a step",
         "data": f"{n:,} examples to train on, {n / b:.4g} steps a pass, no padding",
         "layout": config.layout,
+        **({"loss": program.mixing} if program.mixing else {}),
     }
     if data.validation is not None:
         m = len(data.validation)

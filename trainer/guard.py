@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-import keras
 import numpy as np
 
 from input_pipeline.source import Source, ids_at
@@ -39,7 +38,7 @@ class Guard:
 
     def unhealthy(self, totals: Totals) -> str:
         """The first step whose loss or gradients were not finite, and its examples, in words; '' if none."""
-        step = int(keras.ops.convert_to_numpy(totals.counts)[2])
+        step = totals.counted.unhealthy
         if step == NEVER:
             return ""
         batch = self._config.global_batch

@@ -1,24 +1,28 @@
 """What a model is trained on: the losses and metrics that it is compiled with, or those that its labels mean."""
 
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
+from keras.src.backend import compute_output_spec
 from keras.src.trainers.compile_utils import CompileMetrics, get_loss
 
 from input_pipeline.dataset import Dataset
 from input_pipeline.labels import Labels
+from input_pipeline.source import map_structure, read
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.metrics import build_metrics
-from trainer.weighing import Losses
+from trainer.metrics import EXAMPLES, TOLERANCE, build_metrics, drawn, is_keras_own
+from trainer.weighing import Losses, shapes
 
 
 def compile_model(
     config: Config, dataset: Dataset, model: keras.Model, optimizer: Any, y: Any, y_pred: Any
-) -> tuple[Losses, keras.metrics.Metric, list[Labels | None]]:
-    """The losses and metrics of a model, and what each label may be.
+) -> tuple[Losses, keras.metrics.Metric, list[Labels | None], str]:
+    """The losses and metrics of a model, what each label may be, and in words whether a loss mixes examples.
 
     Compiles it with the run's optimizer, so that callbacks and .keras files find it there.
 
@@ -78,11 +82,42 @@ def compile_model(
     known = [_labels(loss, output) for loss, output in zip(found, outputs, strict=True)] if labels else []
     if names is not None:  # in the order in which a dict's are flattened
         known = [each for _, each in sorted(zip(names, known, strict=True), key=lambda pair: pair[0])]
+    combined = Losses(config.model, found, weights, names, config.global_batch)
+    mixing = "" if loss is None else _try(combined, found, dataset, y, y_pred)
     summed = CompileMetrics(None, metrics, output_names=getattr(model, "output_names", None))
+    return combined, build_metrics(config, summed, dataset, y, y_pred), known, mixing
+
+
+def _try(losses: Losses, found: Sequence[Any], dataset: Dataset, y: Any, y_pred: Any) -> str:
+    """Tries the losses on a few examples: traced, for what does not fit is to be told before a run begins.
+
+    Returns:
+      In words, that a loss which is not Keras's mixes examples; '' if none does.
+    """
+
+    def of_batch(t: Any) -> Any:
+        return keras.KerasTensor((EXAMPLES, *t.shape[1:]), t.dtype)
+
+    symbols = [keras.tree.map_structure(of_batch, each) for each in (y, y_pred)]
+    compute_output_spec(lambda y, y_pred: losses({"x": y_pred, "y": y}, y_pred, []), *symbols)
+    own = [each for each in found if each is not None and not is_keras_own(each, getattr(each, "fn", each.call))]
+    if not own:
+        return ""
+    labels, said = read(dataset.train, np.arange(EXAMPLES) % len(dataset.train))[1], drawn(y_pred)
+
+    def of(first: int, end: int) -> Any:
+        some, outputs = (map_structure(lambda a: a[first:end], each) for each in (labels, said))
+        return ops.convert_to_numpy(
+            losses({"x": outputs, "y": map_structure(ops.convert_to_tensor, some)}, outputs, [])[0]
+        )
+
+    together, alone = of(0, EXAMPLES), sum(of(i, i + 1) for i in range(EXAMPLES))
+    if np.isclose(together, alone, TOLERANCE, equal_nan=True):
+        return ""
+    names = " or ".join(repr(each.name) for each in own)
     return (
-        Losses(model.name, found, weights, names, config.global_batch),
-        build_metrics(config, summed, dataset, y, y_pred),
-        known,
+        f"{names} mixes the examples of a logical replica: if that is not meant, labels {shapes(y)} and outputs "
+        f"{shapes(y_pred)} were broadcast"
     )
 
 

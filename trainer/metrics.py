@@ -13,7 +13,7 @@ from input_pipeline.dataset import Dataset
 from input_pipeline.source import map_structure, read
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.weighing import expand
+from trainer.weighing import expand, shapes
 
 # Metrics that take weights of examples only where an example is one element.
 _OF_ELEMENTS = (
@@ -25,8 +25,8 @@ _OF_ELEMENTS = (
     confusion_metrics._ConfusionMatrixConditionCount,
 )
 _NO_SUMS = ("ConcordanceCorrelation", "PearsonCorrelation")  # Keras's own, but the mean over batches
-_EXAMPLES = 4
-_TOLERANCE = 1e-4  # relative, of float32 sums in another order
+EXAMPLES = 4  # to try a loss or a metric on
+TOLERANCE = 1e-4  # relative, of float32 sums in another order
 
 
 def build_metrics(config: Config, metrics: CompileMetrics, dataset: Dataset, y: Any, y_pred: Any) -> CompileMetrics:
@@ -46,21 +46,22 @@ def build_metrics(config: Config, metrics: CompileMetrics, dataset: Dataset, y: 
     weight = keras.KerasTensor((1,))
     try:
         backend.compute_output_spec(lambda *args: metrics.update_state(*args) or args, y, y_pred, weight)
-    except TypeError as error:
-        raise UserError(
-            "model",
-            config.model,
-            f"has a metric that takes no sample_weight ({error})",
-            "give its update_state(y_true, y_pred, sample_weight=None) that argument: padding has weight 0",
-        ) from error
+    except (TypeError, ValueError) as error:
+        if "sample_weight" in str(error):
+            reason = f"has a metric that takes no sample_weight ({error})"
+            fix = "give its update_state(y_true, y_pred, sample_weight=None) that argument: padding has weight 0"
+        else:
+            reason = f"has outputs {shapes(y_pred)} for labels {shapes(y)}, which a metric does not take: {error}"
+            fix = "let the last layers give what is compared with a label (is a Flatten missing?)"
+        raise UserError("model", config.model, reason, fix) from error
     metrics.reset_state()
     for metric in metrics.metrics:
         if isinstance(metric, _OF_ELEMENTS):
             _weigh_elements(metric, each=isinstance(metric, keras.metrics.IoU))
     if own := [metric for metric in metrics.metrics if not _is_known(metric)]:
         names = " or ".join(repr(metric.name) for metric in own)
-        _, y, *given = read(dataset.train, np.arange(_EXAMPLES) % len(dataset.train))
-        weights = np.ones_like(given[0] if given else np.ones(_EXAMPLES))
+        _, y, *given = read(dataset.train, np.arange(EXAMPLES) % len(dataset.train))
+        weights = np.ones_like(given[0] if given else np.ones(EXAMPLES))
         wrong = _tried(metrics, names, y, y_pred, weights)
         if wrong:  # such as a perplexity: its elements are to be weighed
             for metric in own:
@@ -93,10 +94,25 @@ def _weigh_elements(metric: keras.metrics.Metric, each: bool) -> None:
 
 
 def _is_known(metric: keras.metrics.Metric) -> bool:
-    """Whether a metric is one of Keras's, of a function of Keras's, whose state is a sum over examples."""
+    """Whether a metric is one of Keras's, whose state is a sum over examples."""
     function = getattr(metric, "_fn", None) or metric.update_state
-    modules = (type(metric).__module__, getattr(function, "__module__", ""))
-    return type(metric).__name__ not in _NO_SUMS and all(name.startswith(("keras.", __name__)) for name in modules)
+    return type(metric).__name__ not in _NO_SUMS and is_keras_own(metric, function)
+
+
+def is_keras_own(thing: Any, function: Any) -> bool:
+    """Whether a loss or a metric is one of Keras's, of a function of Keras's."""
+    modules = (type(thing).__module__, getattr(function, "__module__", ""))
+    return all(name.startswith(("keras.", __name__)) for name in modules)
+
+
+def drawn(y_pred: Any) -> Any:
+    """What a model might say of EXAMPLES examples: between 0 and 1, always the same."""
+    random = np.random.default_rng(0)
+
+    def draw(output: Any) -> Any:
+        return ops.cast(ops.convert_to_tensor(random.uniform(size=(EXAMPLES, *output.shape[1:]))), output.dtype)
+
+    return keras.tree.map_structure(draw, y_pred)
 
 
 def _tried(metrics: CompileMetrics, own: str, y: Any, y_pred: Any, weights: Any) -> str:
@@ -108,13 +124,8 @@ def _tried(metrics: CompileMetrics, own: str, y: Any, y_pred: Any, weights: Any)
       y: the labels of EXAMPLES examples; what the model would say of them is drawn.
       weights: ones, in the shape of the examples' weights.
     """
-    random = np.random.default_rng(0)
     start = [ops.convert_to_tensor(v) for v in metrics.variables]
-
-    def drawn(output: Any) -> Any:
-        return ops.cast(ops.convert_to_tensor(random.uniform(size=(_EXAMPLES, *output.shape[1:]))), output.dtype)
-
-    y, said = map_structure(ops.convert_to_tensor, y), keras.tree.map_structure(drawn, y_pred)
+    y, said = map_structure(ops.convert_to_tensor, y), drawn(y_pred)
 
     def added(first: int, end: int, weights: Any = weights) -> list[Any]:
         batch = [map_structure(lambda a: a[first:end], structure) for structure in (y, said)]
@@ -123,10 +134,10 @@ def _tried(metrics: CompileMetrics, own: str, y: Any, y_pred: Any, weights: Any)
         return [ops.convert_to_numpy(n) - ops.convert_to_numpy(s) for n, s in zip(new, start, strict=True)]
 
     try:
-        whole = added(0, _EXAMPLES)
-        single = [sum(arrays) for arrays in zip(*(added(i, i + 1) for i in range(_EXAMPLES)), strict=True)]
+        whole = added(0, EXAMPLES)
+        single = [sum(arrays) for arrays in zip(*(added(i, i + 1) for i in range(EXAMPLES)), strict=True)]
         padded, alone = added(0, 2, np.concatenate([weights[:1], 0 * weights[1:]])), added(0, 1)
-        unweighted = added(0, _EXAMPLES, None)
+        unweighted = added(0, EXAMPLES, None)
     except Exception as error:  # whatever a metric of the user's may raise
         return f"{own} can't be computed with weights (batch,) of examples: {error}"
     for a, b, reason in (
@@ -135,7 +146,7 @@ def _tried(metrics: CompileMetrics, own: str, y: Any, y_pred: Any, weights: Any)
         (padded, alone, "counts examples of weight 0, such as the padding of the last batch of an evaluation"),
     ):
         for variable, one, other in zip(metrics.variables, a, b, strict=True):
-            if not np.allclose(one, other, _TOLERANCE, _TOLERANCE * np.max(np.abs(one), initial=0.0), equal_nan=True):
+            if not np.allclose(one, other, TOLERANCE, TOLERANCE * np.max(np.abs(one), initial=0.0), equal_nan=True):
                 name = next(m.name for m in metrics.metrics if any(v is variable for v in m.variables))
                 return f"{name!r} {reason}"
     return ""

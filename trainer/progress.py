@@ -1,10 +1,12 @@
 """What a run needs to go on, beside its variables and its step: a few numbers in the manifest of a checkpoint."""
 
+import pathlib
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
+from trainer.errors import UserError
 from trainer.sums import Totals
 
 
@@ -32,8 +34,32 @@ def pack(progress: Progress) -> dict[str, Any]:
     return progress._asdict() | {"totals": totals}
 
 
-def unpack(packed: dict[str, Any]) -> Progress:
-    """From JSON."""
-    amounts, counts = packed["totals"]
-    totals = Totals(np.array(amounts, np.float32), np.array(counts, np.int32))
-    return Progress(**(packed | {"totals": totals}))
+def unpack(packed: dict[str, Any], nothing: Totals, run_dir: pathlib.Path) -> tuple[Progress, str]:
+    """From JSON.
+
+    Args:
+      packed: what `pack` gave, perhaps that of another version.
+      nothing: totals of no steps, of the model as it is now.
+      run_dir: the run directory, for errors.
+
+    Returns:
+      (what the run goes on with, in words what of it is left out).
+
+    Raises:
+      UserError: another version wrote it.
+    """
+    try:
+        amounts, counts = packed["totals"]
+        totals = Totals(np.array(amounts, np.float32), np.array(counts, np.int32))
+        progress = Progress(**(packed | {"totals": totals}))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            "run_dir",
+            run_dir,
+            f"was written by another version of the trainer, and goes on with what this one does not know: {error}",
+            "go on with that version, or take its variables into a new run by --initialize_from",
+        ) from error
+    if totals.amounts.shape == nothing.amounts.shape:
+        return progress, ""
+    reason = "the model's metrics are not those of the checkpoint: the next line of the log begins here"
+    return progress._replace(totals=nothing), reason

@@ -88,7 +88,10 @@ class Recovery:
             path, manifest = found
             self._check_probe(path, manifest["probe"])
             self._watch(manifest["best"])
-            return Restored(manifest["step"], progress.unpack(manifest["progress"]), f"restored from {path}{aside}")
+            nothing = self._program.objective.no_totals()
+            going_on, left_out = progress.unpack(manifest["progress"], nothing, self._directory.path)
+            words = f"restored from {path}{aside}" + f"\n  {left_out}" * bool(left_out)
+            return Restored(manifest["step"], going_on, words)
         if self._damaged:
             raise UserError(
                 "run_dir",

@@ -20,7 +20,7 @@ from keras import ops
 
 from input_pipeline.pipeline import Batch
 from trainer.purity import pure
-from trainer.sums import NEVER, Outcome, Sums, Tensor, Totals
+from trainer.sums import NEVER, Counts, Outcome, Sums, Tensor, Totals
 from trainer.weighing import Losses, metric_weights
 
 _GOLDEN = 0x9E3779B9
@@ -141,7 +141,7 @@ class Objective:
 
     def no_totals(self) -> Totals:
         """Totals of no steps, on the host: each line of the log begins with them."""
-        return Totals(np.zeros(self._ends[-1], np.float32), np.array([0, 0, NEVER], np.int32))
+        return Totals(np.zeros(self._ends[-1], np.float32), np.array(Counts(0, 0, NEVER), np.int32))
 
     def outcome(self, sums: Sums) -> Outcome:
         """What complete sums come to."""
@@ -160,9 +160,8 @@ class Objective:
         amounts = ops.where(counted, outcome.amounts, 0.0) if self.skips else outcome.amounts
         unhealthy = ops.cast(ops.where(outcome.healthy, NEVER, step), "int32")
         steps, skipped, first = (totals.counts[i] for i in range(3))
-        return Totals(
-            totals.amounts + amounts, ops.stack([steps + one, skipped + 1 - one, ops.minimum(first, unhealthy)])
-        )
+        counts = Counts(steps + one, skipped + 1 - one, ops.minimum(first, unhealthy))
+        return Totals(totals.amounts + amounts, ops.stack(counts))
 
     def results(self, totals: Totals) -> dict[str, float]:
         """'loss' and the metrics over the examples of some steps."""
@@ -184,7 +183,7 @@ class Objective:
         for variable, square in zip(self.model.trainable_variables, norms, strict=True):
             layer = variable.path.rpartition("/")[0] or variable.path
             squares[layer] = squares.get(layer, 0.0) + float(square)
-        steps = max(1, int(ops.convert_to_numpy(totals.counts)[0]))
+        steps = max(1, totals.counted.steps)
         return {layer: math.sqrt(square / steps) for layer, square in squares.items()}
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from keras import ops
+
 Tensor = Any  # of the backend
 
 
@@ -51,17 +53,35 @@ class Outcome(NamedTuple):
     healthy: Tensor
 
 
+class Counts(NamedTuple):
+    """Steps, of which totals are.
+
+    Attributes:
+      steps: how many were added up.
+      skipped: how many were left out because they were not healthy.
+      unhealthy: the first that was not healthy, NEVER if all were.
+    """
+
+    steps: int
+    skipped: int
+    unhealthy: int
+
+
 class Totals(NamedTuple):
     """Sums over steps, from one line of the log to the next.
 
     Attributes:
       amounts: float32 (n,), as in Outcome.
-      counts: int32 (3,): how many steps were added up; how many were left out because they were not healthy; the
-        first step that was not healthy, NEVER if all were.
+      counts: int32 (3,), as in Counts.
     """
 
     amounts: Tensor
     counts: Tensor
+
+    @property
+    def counted(self) -> Counts:
+        """The counts, on the host."""
+        return Counts(*ops.convert_to_numpy(self.counts).tolist())
 
 
 NEVER = 2**31 - 1

@@ -152,8 +152,8 @@ class Training:
         if unhealthy and self.parts.program.objective.skips:
             self.reporting.say(f"skipped: {unhealthy}")
             unhealthy = ""
-            counts = np.where([True, True, False], self._totals.counts, NEVER)
-            self._totals = self._totals._replace(counts=counts.astype(np.int32))
+            counts = self._totals.counted._replace(unhealthy=NEVER)
+            self._totals = self._totals._replace(counts=np.array(counts, np.int32))
         return unhealthy or (self._guard.leaps(self.step, loss) if logged else "")
 
     def _go_back(self, trouble: str) -> None:
@@ -196,7 +196,7 @@ class Training:
         facts["gradient_norms"] = self.parts.program.objective.gradient_norms(self._totals)
         if self._stalls:
             facts["save_stall"], self._stalls = max(self._stalls), []
-        if skipped := int(keras.ops.convert_to_numpy(self._totals.counts)[1]):
+        if skipped := self._totals.counted.skipped:
             facts["skipped"] = skipped
         self.reporting.log(self.step, metrics, facts)
         with self._ledger("callbacks"):

@@ -19,7 +19,7 @@ class Losses:
     """The losses of a model's outputs, and of its own.
 
     Args:
-      model: its name, for errors.
+      model: the flag, for errors.
       losses: one keras.losses.Loss per output, or None where an output has none.
       factors: one per output.
       names: of the labels, if they are a dict, in the order of the outputs; None where that is their own.
@@ -80,15 +80,25 @@ class Losses:
         for loss, factor, target, output in zip(self._losses, self._factors, targets, outputs, strict=True):
             if loss is None:
                 continue
-            values = loss.call(ops.cast(target, "float32"), ops.cast(output, "float32"))
+            try:
+                values = loss.call(ops.cast(target, "float32"), ops.cast(output, "float32"))
+            except (ValueError, TypeError) as error:
+                raise UserError(
+                    "model",
+                    self._model,
+                    f"has outputs {shapes(output)} for labels {shapes(target)}, which its loss {loss.name!r} does not "
+                    f"take: {error}",
+                    "let the last layers give what the loss compares with a label (is a Flatten missing?), "
+                    "or compile it with another loss",
+                ) from error
             masks = (get_keras_mask(output), get_keras_mask(values))
             if len(values.shape) and values.shape[0] is None:  # TensorFlow has lost sight of it
                 values = ops.reshape(values, (examples, *values.shape[1:]))
             if values.shape[:1] != (examples,):
                 raise UserError(
                     "model",
-                    getattr(loss, "name", loss),
-                    f"its loss returns shape {tuple(values.shape)}, not one value per example: a mean "
+                    self._model,
+                    f"its loss {loss.name!r} returns shape {tuple(values.shape)}, not one value per example: a mean "
                     "taken inside can't be weighted, padded or split over devices",
                     "return one value per example, such as ops.mean(..., axis=-1)",
                 )
@@ -115,6 +125,11 @@ class Losses:
     def _mean(self, values: Tensor) -> Tensor:
         """A replica's part of the mean over the global batch; of values (b, time), of their mean over time."""
         return ops.sum(values) * (1.0 / (self._global_batch * math.prod(values.shape[1:])))
+
+
+def shapes(structure: Any) -> str:
+    """Shapes of batches, in words."""
+    return ", ".join(str(("batch", *t.shape[1:])).replace("'", "") for t in keras.tree.flatten(structure))
 
 
 def _examples(batch: Batch) -> int:

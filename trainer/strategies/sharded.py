@@ -101,6 +101,7 @@ class Placing(Distribution):
             if self._abstract:
                 # What Keras does in its own stateless scope, which takes no variables made from arrays.
                 stack.enter_context(mock.patch.object(variable, "_initialize_with_initializer", _defer))
+                stack.enter_context(mock.patch.object(variable, "_deferred_initialize", _defer))
             stack.enter_context(super().scope())
             yield
         if self.error:
@@ -129,9 +130,10 @@ def _initialize_in_parts(variable: Any, initializer: Any) -> None:
     variable._value = jax.make_array_from_callback(values.shape, variable._layout, lambda index: values[index])
 
 
-def _defer(variable: Any, initializer: Any) -> None:
+def _defer(variable: Any, initializer: Any = None) -> None:
+    """Gives a variable no value; where Keras traces the model again, it has zeros, of which none are made."""
     variable._initialize_layout()
-    variable._value, variable._initializer = None, initializer
+    variable._value, variable._initializer = None, jnp.zeros
 
 
 def over_replicas(forward: Forward, shardings: Sequence[NamedSharding]) -> Forward:
