@@ -369,7 +369,7 @@ def test_own_compiled_model_and_weights(project):
 
 
 def test_a_loss_that_broadcasts_is_told(project):
-    """A loss may mix the examples of a replica, but who did not mean to finds out before the run; explain takes any model."""
+    """A loss may mix the examples of a replica, but who did not mean to finds out before the run."""
     for loss, told in (("squared(broadcast=True)", 1), ("squared(broadcast=False)", 0), ("compiled", 0)):
         dataset = "my_project:weighted" if loss == "compiled" else "digits"
         flags = ("--backend=jax", f"--dataset={dataset}", f"--model=my_project:{loss}", "--steps=1", "--run_dir=run")
