@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
 
 from trainer import digests, hdf5, shards
@@ -152,16 +153,23 @@ def read(path: pathlib.Path, program: Program, manifest: dict[str, Any]) -> None
     if WEIGHTS not in manifest["files"]:
         read_shards(path, program, manifest, program.variables)
         return
-    try:
-        hdf5.check(path / WEIGHTS)
-        hdf5.read_weights(path / WEIGHTS, program)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{path / WEIGHTS} can't be read: {error}") from None
-    values = program.values()
-    with concurrent.futures.ThreadPoolExecutor() as threads:
-        arrived = threads.map(functools.partial(_facts, program), values, values.values())
-    for name, now in zip(values, arrived, strict=True):
-        if now != saved[name]:
+    found: dict[str, concurrent.futures.Future[dict[str, Any]]] = {}
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+
+        def check(name: str, variable: keras.Variable) -> None:
+            found[name] = thread.submit(lambda: _facts(program, name, program.to_host(variable)))
+
+        try:
+            hdf5.check(path / WEIGHTS)
+            # Beside the reading; but what all processes are to gather, they gather in one order, once all is read.
+            hdf5.read_weights(path / WEIGHTS, program, check if program.own_pieces is None else None)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Damaged(f"{path / WEIGHTS} can't be read: {error}") from None
+        for name, variable in program.variables.items():
+            if name not in found:
+                check(name, variable)
+    for name, facts in found.items():
+        if (now := facts.result()) != saved[name]:
             raise Damaged(f"{path}: variable {name} is {now} after loading, {saved[name]} when saved")
 
 

@@ -4,7 +4,9 @@ import io
 import os
 import pathlib
 import urllib.parse
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import h5py
 import keras
@@ -38,18 +40,35 @@ def write_weights(path: pathlib.Path, program: Program, values: dict[str, np.nda
         store.close()
 
 
-def read_weights(path: pathlib.Path, program: Program) -> None:
-    """Sets a program's variables from a file of `write_weights`, by Keras's load_weights and what that can't know.
+def read_weights(
+    path: pathlib.Path, program: Program, arrived: Callable[[str, keras.Variable], object] | None = None
+) -> None:
+    """Sets a program's variables from a file of `write_weights`, as Keras's load_weights does, and what it can't know.
+
+    Args:
+      path: the file.
+      program: whose variables they are.
+      arrived: called with the path of each variable that was set, and with it; of some twice.
 
     Raises:
       OSError, ValueError, KeyError, TypeError: the file can't be read, or is of another program.
     """
-    program.model.load_weights(path)
-    store = saving_lib.H5IOStore(path)
-    entry, variables = store.get(_AS_THEY_ARE), program.variables
-    for key in list(entry.keys()):
-        program.assign(variables[urllib.parse.unquote(key)], np.asarray(entry[key]).__getitem__)
-    store.close()
+    variables, assign = program.variables, keras.Variable.assign
+    paths = {id(variable): name for name, variable in variables.items()}
+
+    def assign_and_tell(variable: keras.Variable, value: Any) -> Any:
+        result = assign(variable, value)
+        if arrived and id(variable) in paths:
+            arrived(paths[id(variable)], variable)
+        return result
+
+    with mock.patch.object(keras.Variable, "assign", assign_and_tell):
+        store = _Store(path)
+        saving_lib._load_state(program.model, store, None, "", visited_saveables=set())
+        entry = store.get(_AS_THEY_ARE)
+        for key in list(entry.keys()):
+            program.assign(variables[urllib.parse.unquote(key)], np.asarray(entry[key]).__getitem__)
+        store.close()
 
 
 def _transformed(program: Program) -> list[str]:
@@ -104,7 +123,15 @@ def _datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
 
 
 class _Store(saving_lib.H5IOStore):  # type: ignore[misc]  # Keras has no types
-    """Keras's, but it does not copy what is on the host already."""
+    """Keras's, but it does not copy what is on the host already, and fills no array with zeros before it reads it."""
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        dataset = saving_lib.safe_get_h5_dataset(self._h5_entry_group, key)
+        if not dataset.size or dataset.attrs:
+            return np.asarray(super().__getitem__(key))
+        values = np.empty(dataset.shape, dataset.dtype)
+        dataset.read_direct(values)
+        return values
 
     def __setitem__(self, key: str, value: Any) -> None:
         super().__setitem__(key, _Uncopied(np.asarray(value)))
