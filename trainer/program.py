@@ -88,7 +88,7 @@ class Program:
             twice = sorted({path for path in paths if paths.count(path) > 1})
             raise UserError(
                 "model",
-                self.model.name,
+                self._config.model,
                 f"has several variables of one path: {', '.join(twice)}",
                 "give each layer a name of its own",
             )

@@ -12,8 +12,12 @@ from trainer.errors import UserError
 
 
 @contextlib.contextmanager
-def pure(model: keras.Model) -> Iterator[None]:
+def pure(model: keras.Model, flag: str) -> Iterator[None]:
     """Within it a model is traced; afterwards, what the step would lose of it is refused.
+
+    Args:
+      model: the model.
+      flag: which --model it is, for errors.
 
     Raises:
       UserError: a variable has changed that is none of the model's, such as a metric's, or random numbers were drawn
@@ -45,7 +49,7 @@ def pure(model: keras.Model) -> Iterator[None]:
     if drawn or any(variable.name == "seed_generator_state" for variable in strays):
         raise UserError(
             "model",
-            model.name,
+            flag,
             "draws random numbers in call() from no layer's seed: they would be the same at each step, or others after "
             "each start",
             "give the layer an attribute, self.seed = keras.random.SeedGenerator(), and draw by keras.random with "
@@ -54,7 +58,7 @@ def pure(model: keras.Model) -> Iterator[None]:
     if strays:
         raise UserError(
             "model",
-            model.name,
+            flag,
             f"changes {strays[0].path} in call(), which is no variable of a layer's: what it holds would be lost",
             "give a metric to compile(), for an output that tells what it measures; other state is for add_weight()",
         )

@@ -97,7 +97,7 @@ class Objective:
 
     def _forward(self, trainable: list[Tensor], state: list[Tensor], key: Tensor, x: Any, training: bool) -> Any:
         """(outputs, new non-trainable values, the model's own losses)."""
-        with pure(self.model):
+        with pure(self.model, self._losses.flag):
             return self.model.stateless_call(
                 trainable,
                 self._with_seeds(state, key),

@@ -19,7 +19,7 @@ class Losses:
     """The losses of a model's outputs, and of its own.
 
     Args:
-      model: the flag, for errors.
+      flag: which --model it is, for errors.
       losses: one keras.losses.Loss per output, or None where an output has none.
       factors: one per output.
       names: of the labels, if they are a dict, in the order of the outputs; None where that is their own.
@@ -28,13 +28,13 @@ class Losses:
 
     def __init__(
         self,
-        model: str,
+        flag: str,
         losses: Sequence[Any],
         factors: Sequence[float],
         names: Sequence[str] | None,
         global_batch: int,
     ) -> None:
-        self._model, self._losses, self._factors = model, losses, factors
+        self.flag, self._losses, self._factors = flag, losses, factors
         self._names, self._global_batch = names, global_batch
 
     def __call__(self, batch: Batch, y_pred: Any, own: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -52,7 +52,7 @@ class Losses:
             if values.shape[: len(weights.shape)] != weights.shape:
                 raise UserError(
                     "model",
-                    self._model,
+                    self.flag,
                     f"has a loss with values of shape {tuple(values.shape)}, and the weights are "
                     f"{tuple(weights.shape)}",
                     "give weights of examples (batch,) or of the loss's values; a mask counts as such weights",
@@ -67,7 +67,7 @@ class Losses:
         if not own and all(loss is None for loss in self._losses):
             raise UserError(
                 "model",
-                self._model,
+                self.flag,
                 "has nothing to be trained on: examples have no labels, and its call() adds no loss",
                 "let the source return (x, y), or call() use add_loss()",
             )
@@ -85,7 +85,7 @@ class Losses:
             except (ValueError, TypeError) as error:
                 raise UserError(
                     "model",
-                    self._model,
+                    self.flag,
                     f"has outputs {shapes(output)} for labels {shapes(target)}, which its loss {loss.name!r} does not "
                     f"take: {error}",
                     "let the last layers give what the loss compares with a label (is a Flatten missing?), "
@@ -97,7 +97,7 @@ class Losses:
             if values.shape[:1] != (examples,):
                 raise UserError(
                     "model",
-                    self._model,
+                    self.flag,
                     f"its loss {loss.name!r} returns shape {tuple(values.shape)}, not one value per example: a mean "
                     "taken inside can't be weighted, padded or split over devices",
                     "return one value per example, such as ops.mean(..., axis=-1)",
@@ -110,7 +110,7 @@ class Losses:
         if len({tuple(map(id, of_loss)) for of_loss in masks}) > 1:
             raise UserError(
                 "model",
-                self._model,
+                self.flag,
                 "has several losses, of different masks: a step's loss is one mean over examples, by one weight",
                 "build its layers without mask_zero, leave out ignore_class, and let losses of your own be 0 where "
                 "there is padding",
