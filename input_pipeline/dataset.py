@@ -25,13 +25,13 @@ from input_pipeline.source import (
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """What a dataset's `load` returns; any object with `train` and perhaps `evaluation`, `classes` serves.
+    """What a dataset's `load` returns; any object with `train` and perhaps some of the others serves.
 
     Attributes:
       train: the training examples.
       evaluation: the test examples; None where a dataset has none.
       classes: number of classes where labels are integers; None otherwise.
-      validation: what evaluations during the run use; None until `prepare` has set it.
+      validation: what evaluations during the run use; if None, `prepare` sets it.
       augment: (examples, keys uint64 (batch,)) -> examples, in training only: a pure function, whose randomness is all
         in the keys; an example has another key in each pass.
       decode: the text of tokens (n,), where examples are sequences of them.
@@ -66,28 +66,32 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
     """Checks what a dataset's loader returned and splits off the validation examples.
 
     Args:
-      loaded: an object, module or dict with `train`, and perhaps `evaluation` and `classes`; or, as keras.datasets
+      loaded: an object, module or dict with `train` and perhaps other attributes of Dataset; or, as keras.datasets
         return them, ((x_train, y_train), (x_test, y_test)); or the training examples alone.
-      validation_fraction: share of the training examples held out; 0 validates on `evaluation`.
+      validation_fraction: share of the training examples held out; 0 validates on `validation`, or else on
+        `evaluation`.
 
     Raises:
-      DataError: no or empty training examples, nothing to evaluate on.
+      DataError: no or empty training examples, or data under a name that is not looked at.
     """
     loaded = _named(loaded)
-    train, evaluation = (adapted(getattr(loaded, name, None)) for name in ("train", "evaluation"))
-    for name, source in (("train", train), ("evaluation", evaluation)):
-        if source is None and name == "evaluation":
+    sources = {name: adapted(getattr(loaded, name, None)) for name in ("train", "validation", "evaluation")}
+    for name, source in sources.items():
+        if source is None and name != "train":
             continue
         if not isinstance(source, Source):
             raise DataError(f"its {name!r} is {source!r}, which has no length and neither read(ids) nor [id]")
         if not len(source):
             raise DataError(f"its {name!r} is empty (0 examples)")
-    assert train is not None
+    train, validation, evaluation = sources.values()
     classes = getattr(loaded, "classes", None)
     if classes is None and isinstance(train, Arrays):
-        known = [s.arrays[1] for s in (train, evaluation) if isinstance(s, Arrays) and len(s.arrays) > 1]
+        known = [s.arrays[1] for s in sources.values() if isinstance(s, Arrays) and len(s.arrays) > 1]
         classes = _classes([label for label in known if isinstance(label, np.ndarray)])
-    validation = evaluation
+    if validation_fraction and validation is not None:
+        raise DataError("it has a `validation` of its own: leave --validation_fraction out")
+    if validation is None:
+        validation = evaluation
     if validation_fraction and is_streamed(train):
         raise DataError("streamed examples can't be held out: give the dataset an `evaluation` of its own")
     if validation_fraction:
@@ -112,6 +116,10 @@ def _named(loaded: Any) -> Any:
     elif not (isinstance(loaded, dict) or hasattr(loaded, "train")) and isinstance(source := adapted(loaded), Source):
         loaded = {"train": source}
     if isinstance(loaded, dict):
+        known = [field.name for field in dataclasses.fields(Dataset)]
+        if unknown := sorted(loaded.keys() - set(known)):
+            names = ", ".join(map(repr, unknown))
+            raise DataError(f"it has {names}, which is not looked at: known are {', '.join(known)}")
         loaded = types.SimpleNamespace(**loaded)
     if not hasattr(loaded, "train"):
         raise DataError(

@@ -74,9 +74,14 @@ def load(parts: Mapping[str, float], arguments: Mapping[str, Mapping[str, Any]] 
             raise DataError(f"examples of {name} are {spec}, of {first} {specs[first]}: they can't be mixed")
     classes = [data.classes for data in loaded.values() if data.classes]
     train = Mixture([data.train for data in loaded.values()], list(parts.values()))
-    held = [(data.evaluation, parts[name]) for name, data in loaded.items() if data.evaluation is not None]
-    evaluation = Mixture(*map(list, zip(*held, strict=True))) if held else None
-    return Dataset(train, evaluation, max(classes) if classes else None)
+
+    def mixed(attribute: str) -> Mixture | None:
+        found = [(source, parts[k]) for k, data in loaded.items() if (source := getattr(data, attribute)) is not None]
+        return Mixture(*map(list, zip(*found, strict=True))) if found else None
+
+    own = any(data.validation is not data.evaluation for data in loaded.values())
+    validation = mixed("validation") if own else None
+    return Dataset(train, mixed("evaluation"), max(classes) if classes else None, validation)
 
 
 def _load(name: str) -> Any:

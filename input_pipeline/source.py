@@ -103,7 +103,11 @@ def merged(parts: Sequence[Any], merge: Callable[[list[Any]], Any] = np.stack) -
         return {name: merged([part[name] for part in parts], merge) for name in first}
     if isinstance(first, tuple | list):
         return tuple(merged([part[i] for part in parts], merge) for i in range(len(first)))
-    return merge([np.asarray(part) for part in parts])
+    arrays = [np.asarray(part) for part in parts]
+    if len({array.shape[merge is np.concatenate :] for array in arrays}) > 1:
+        shapes = ", ".join(sorted({str(array.shape) for array in arrays}))
+        raise DataError(f"examples are of several shapes, such as {shapes}: pad them to one")
+    return merge(arrays)
 
 
 def adapted(given: Any) -> Any:

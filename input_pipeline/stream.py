@@ -7,9 +7,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from input_pipeline.source import DataError, Example, map_structure, merged
+from input_pipeline.source import DataError, Example, flatten, map_structure, merged
 
 _CHUNK = 512  # examples that are read at once
+# tf.data's operations that make no single examples of batches.
+_LEAVING = (
+    "Map",
+    "ParallelMap",
+    "Shuffle",
+    "Cache",
+    "Prefetch",
+    "Repeat",
+    "Take",
+    "Skip",
+    "AssertCardinality",
+    "Options",
+)
 _MANY = 100_000  # examples to read past, of which people are told
 
 
@@ -22,7 +35,7 @@ class Stream:
       dataset: a tf.data.Dataset of single examples (x, y), (x, y, weight), or x alone, the same at each pass over it.
 
     Raises:
-      DataError: it does not tell its length.
+      DataError: it does not tell its length, or gives batches.
     """
 
     streamed = True
@@ -33,6 +46,11 @@ class Stream:
             kind = "is endless" if self._length == -1 else "does not know its length"
             fix = "end it by .take(n)" if self._length == -1 else "apply tf.data.experimental.assert_cardinality(n)"
             raise DataError(f"the tf.data.Dataset {kind}, and passes are counted: {fix}")
+        if _gives_batches(dataset):
+            raise DataError(
+                "the tf.data.Dataset gives batches: leave .batch() out, for a run makes its own; where it makes "
+                "sequences, give it drop_remainder=True"
+            )
         self._lock = threading.Lock()
         self._chunks: Any = iter(())
         self._held: Example = ()  # examples from `_start` to before `_end`
@@ -80,6 +98,18 @@ class Stream:
         self._held = merged([map_structure(lambda a: a[past:], self._held), chunk], np.concatenate) if kept else chunk
         self._start += past
         self._end += _rows(chunk)
+
+
+def _gives_batches(dataset: Any) -> bool:
+    """Whether a dataset's elements are what .batch() gives; where that makes sequences, it drops what is left over."""
+    specs = flatten(dataset.element_spec)
+    while _kind(dataset) in _LEAVING:
+        dataset = dataset._input_dataset
+    return _kind(dataset).endswith("Batch") and all(spec.shape.rank and spec.shape[0] is None for spec in specs)
+
+
+def _kind(dataset: Any) -> str:
+    return type(dataset).__name__.strip("_").removesuffix("Dataset")
 
 
 def _rows(example: Example) -> int:

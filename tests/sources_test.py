@@ -498,3 +498,52 @@ def test_tfds_by_name(tmp_path):
     flags = (*flags[:-1], f"--run_dir={tmp_path / 'other'}")
     wrong = trainer("--dataset=tfds(name='no_such_set')", *flags, code=2, cwd=tmp_path)
     assert "TensorFlow Datasets can't give 'no_such_set'" in wrong.stderr
+
+
+def test_a_validation_of_its_own(tmp_path, monkeypatch):
+    given = {"train": (X[:800], Y[:800]), "validation": (X[800:1000], Y[800:1000]), "evaluation": (X[1000:], Y[1000:])}
+    prepared = prepare(given, 0)
+    assert [len(prepared.train), len(prepared.validation), len(prepared.evaluation)] == [800, 200, len(X) - 1000]
+    del given["evaluation"]
+    assert len(prepare(given, 0).validation) == 200 and prepare(given, 0).evaluation is None
+    (tmp_path / "given.py").write_text(
+        "from input_pipeline.digits import load\n"
+        "def own():\n    x, y = load().train.arrays\n"
+        "    return {'train': (x[:800], y[:800]), 'validation': (x[800:1000], y[800:1000])}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    both = prepare(mixture.load({"given:own": 1, "digits": 1}), 0)
+    assert len(both.evaluation) == len(DATA.evaluation) and len(both.validation) > len(both.evaluation)
+    with pytest.raises(DataError, match="`validation` of its own: leave --validation_fraction out"):
+        prepare(given, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda stream: {"train": (X, Y), "test": (X, Y)},
+            "'test', which is not looked at: known are train, evaluation",
+        ),
+        (lambda stream: [(X[i][: 3 + i % 3], Y[i]) for i in range(9)], "several shapes, .*: pad them"),
+        (lambda stream: stream.batch(32), "gives batches: leave .batch"),
+        (
+            lambda stream: stream.batch(32, num_parallel_calls=2).map(lambda x, y: (2 * x, y)).prefetch(1),
+            "gives batches",
+        ),
+    ],
+    ids=["an unknown name", "several shapes", "batches", "batches of a pipeline"],
+)
+def test_data_that_is_not_what_it_seems(make, said):
+    import tensorflow as tf
+
+    with pytest.raises(DataError, match=said):
+        prepare(make(tf.data.Dataset.from_tensor_slices((X, Y))), 0).facts()
+
+
+def test_sequences_that_a_stream_makes_by_batch():
+    import tensorflow as tf
+
+    sequences = tf.data.Dataset.range(100).batch(11, drop_remainder=True).map(lambda x: (x[:-1], x[1:]))
+    prepared = prepare(sequences, 0)
+    assert len(prepared.train) == 9 and prepared.spec[0].shape == (10,)

@@ -137,7 +137,11 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
         strategy = strategies.create(config, keras.config.backend(), peers.cluster)
     peers.agree({"its devices": strategy.description})
     data = load_dataset(config)  # after the strategy: a dataset that uses TensorFlow fixes TensorFlow's devices
-    peers.agree({f"the data, {k}": v for k, v in data.facts().items()})
+    try:
+        facts = data.facts()
+    except DataError as error:
+        raise _data_error(config, error) from error
+    peers.agree({f"the data, {name}": fact for name, fact in facts.items()})
     replicas = config.replicas or strategy.devices
     if not training and replicas % strategy.devices:
         replicas = strategy.devices
