@@ -62,7 +62,7 @@ class Config:
     validation_fraction: float = _flag(
         0.0,
         "Fraction of the training examples held out for the evaluations during the run. "
-        "0: these use the dataset's evaluation source.",
+        "0: these use the dataset's validation source, or else its evaluation source.",
     )
     optimizer: str = _flag(
         "", "Optimizer: adam, sgd(momentum=0.9), any of keras.optimizers. Default: the compiled model's own, else adam."

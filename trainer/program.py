@@ -58,7 +58,7 @@ class Program:
             self.model, y, y_pred = building.build(config, dataset)
             self.optimizer = optimizers.create(config, self.model, steps)
             self.optimizer.build(self.model.trainable_variables)
-        self._config = config
+        self.config = config
         self._as_compiled = not config.optimizer and optimizers.compiled_with(self.model) is not None
         # Whether compile() of the user's model asked for XLA; JAX knows nothing else.
         self.jit_compile = self.model.compiled and self.model._compile_config.config["jit_compile"] is True
@@ -88,7 +88,7 @@ class Program:
             twice = sorted({path for path in paths if paths.count(path) > 1})
             raise UserError(
                 "model",
-                self._config.model,
+                self.config.model,
                 f"has several variables of one path: {', '.join(twice)}",
                 "give each layer a name of its own",
             )
@@ -110,9 +110,9 @@ class Program:
         if self._as_compiled:
             return optimizers.describe(self.optimizer)
         return {
-            "optimizer": self._config.optimizer or optimizers.DEFAULT,
-            "learning_rate": self._config.learning_rate,
-            "schedule": self._config.schedule,
+            "optimizer": self.config.optimizer or optimizers.DEFAULT,
+            "learning_rate": self.config.learning_rate,
+            "schedule": self.config.schedule,
         }
 
     def signature(self) -> dict[str, list[Any]]:

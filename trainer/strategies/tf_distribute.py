@@ -98,7 +98,7 @@ class TFDistribute(Strategy):
                 raise
             reason = f"can't be compiled by XLA: {error.message.splitlines()[0]}"
             fix = "call model.compile(jit_compile=False, ...) in build()"
-            raise UserError("model", self._program.model.name, reason, fix) from error
+            raise UserError("model", self._program.config.model, reason, fix) from error
 
     def predict(self, x: Any) -> Any:
         return tf.nest.map_structure(np.asarray, self._predict(x))
