@@ -35,6 +35,7 @@ FLOORS = {
     "trainer.models": 2,
     "trainer.sums": 2,
     "trainer.weighing": 2,
+    "trainer.logits": 2,
     "trainer.purity": 2,
     "trainer.step": 2,
     "trainer.guard": 2,

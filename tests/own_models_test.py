@@ -206,6 +206,13 @@ class Distilled(keras.Model):
         return found
 
 
+def sure(classes):
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(classes, activation="softmax")])
+    metric = keras.metrics.SparseCategoricalCrossentropy(name="again")
+    model.compile(keras.optimizers.SGD(0.001), "sparse_categorical_crossentropy", metrics=[metric])
+    return model
+
+
 class Squared(keras.losses.Loss):
     '''Keras's function of that name would take labels (batch,) with outputs (batch, 1); the - broadcasts them.'''
 
@@ -376,6 +383,23 @@ def test_a_loss_that_broadcasts_is_told(project):
         out = trainer("explain", *flags[:-2], cwd=project).stdout
         assert out.count("loss  'squared' mixes the examples") == told, out
         assert out.count("labels (batch,) and outputs (batch, 1) were broadcast") == told
+
+
+def test_a_model_that_is_sure_and_wrong(project):
+    """Keras takes the logits of a softmax on TensorFlow alone, and clips on JAX: a loss of 198 would be 14 there."""
+    curves = []
+    for where in (
+        ["--backend=tensorflow"],
+        ["--backend=jax"],
+        ["--strategy=device_mesh", "--devices=2", "--layout=fsdp"],
+    ):
+        run = project / str(len(curves))
+        flags = (*where, "--model=my_project:sure", "--replicas=2", "--steps=10", "--log_every=1", f"--run_dir={run}")
+        trainer(*flags, cwd=project)
+        curves.append(curve(run))
+        assert [line["again"] for line in lines(run)] == pytest.approx(curves[-1], rel=1e-5)
+    assert curves[0][0] > 100
+    assert max(deviation(curves[0], each) for each in curves) <= 1e-5
 
 
 def test_segmentation(project):

@@ -73,6 +73,19 @@ def metric_not_flat(classes):
     return model
 
 
+def logits(classes):
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(classes)])
+    model.compile(loss="sparse_categorical_crossentropy")
+    return model
+
+
+def probabilities(input_shape, classes):
+    inner = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(classes, activation="softmax")])
+    model = keras.Sequential([keras.Input(input_shape), inner])
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 class OwnStep(keras.Sequential):
     def train_step(self, *arguments):
         raise RuntimeError("is not called")
@@ -296,6 +309,8 @@ def project(tmp_path):
             ["--model=user_project:not_flat"],
             ["outputs (batch, 8, 8, 10)", "labels (batch,)", "'sparse_categorical_crossentropy'", "Flatten"],
         ),
+        (["--model=user_project:logits"], ["gives logits", "takes probabilities", "from_logits=True"]),
+        (["--model=user_project:probabilities"], ["gives probabilities", "takes logits", "from_logits=False"]),
         (["--model=user_project:metric_not_flat"], ["outputs (batch, 8, 8, 10)", "a metric", "Flatten"]),
         (["--model=user_project:own_step"], ["train_step() of its own (OwnStep)", "add_loss()"]),
         (["--model=user_project:synchronized"], ["normalization", "synchronized=True", "--replicas=1"]),
@@ -332,7 +347,7 @@ def project(tmp_path):
         (["--model=user_project:hashing"], ["hashing (Hashing)", "TensorFlow", "the source"]),
         (["--model=user_project:compiled", "--learning_rate=0.1"], ["compiled with SGD", "--optimizer=adam"]),
         (["--model=user_project:compiled(gradient_accumulation_steps=2)"], ["accumulates gradients", "--replicas"]),
-        (["--model=user_project:not_for_xla"], ["--model=in_python", "XLA", "EagerPyFunc", "jit_compile=False"]),
+        (["--model=user_project:not_for_xla"], ["user_project:not_for_xla", "XLA", "EagerPyFunc", "jit_compile=False"]),
         (["evaluate", "--run_dir=nowhere"], ["--run_dir=nowhere", "holds no run"]),
     ],
     ids=lambda v: v[0] if isinstance(v[0], str) and v[0].startswith("--") else None,

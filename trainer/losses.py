@@ -15,6 +15,7 @@ from input_pipeline.labels import Labels
 from input_pipeline.source import map_structure, read
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.logits import gives_logits, takes_logits
 from trainer.metrics import EXAMPLES, TOLERANCE, build_metrics, drawn, is_keras_own
 from trainer.weighing import Losses, shapes
 
@@ -27,7 +28,7 @@ def compile_model(
     Compiles it with the run's optimizer, so that callbacks and .keras files find it there.
 
     Loss and metrics are the model's own if it is compiled; else integer labels mean sparse
-    categorical cross-entropy on logits, with accuracy, and no labels what call() adds by add_loss().
+    categorical cross-entropy, with accuracy, and no labels what call() adds by add_loss().
 
     Raises:
       UserError: they are not known, or don't fit the labels.
@@ -44,7 +45,7 @@ def compile_model(
                 "is not compiled, and the labels are not integers, so its loss is not known",
                 "compile it in build(): model.compile(loss=..., metrics=[...])",
             )
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=gives_logits(model) != [False])
         metrics = metrics or ["accuracy"]
     # Every metric is a weighted one: the padding of the last evaluation batch has weight 0.
     model.compile(
@@ -79,6 +80,15 @@ def compile_model(
             "has a loss with reduction='sum': a run's loss is the mean over a step's examples, by their weights",
             "leave `reduction` out, and give --learning_rate what the sum would have given",
         )
+    for each, gives in zip(found, gives_logits(model), strict=False):
+        if gives is not None and takes_logits(each) not in (None, gives):
+            given, taken = ("logits", "probabilities") if gives else ("probabilities", "logits")
+            raise UserError(
+                "model",
+                config.model,
+                f"ends in a layer that gives {given}, and its loss {each.name!r} takes {taken}",
+                f"compile it with that loss's class and from_logits={gives}",
+            )
     known = [_labels(loss, output) for loss, output in zip(found, outputs, strict=True)] if labels else []
     if names is not None:  # in the order in which a dict's are flattened
         known = [each for _, each in sorted(zip(names, known, strict=True), key=lambda pair: pair[0])]

@@ -16,6 +16,7 @@ from keras import ops
 
 from input_pipeline import order
 from input_pipeline.source import Source, flatten, map_structure, read
+from trainer import logits
 from trainer.assembly import Assembly, assemble
 from trainer.config import Config
 from trainer.errors import OK
@@ -215,7 +216,8 @@ def _sums(parts: Assembly) -> list[Finding]:
             "examples or scales by the batch, so it would change with how a batch is shared out"
         )
         found.append(Finding("the loss", problem))
-    keras_loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=False), training=False)
+    with logits.remembered():
+        keras_loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=False), training=False)
     if not found and not _close(whole.objective / whole.weight, ops.convert_to_numpy(keras_loss)):
         problem = f"is {whole.objective / whole.weight:.6g} in the run's step, but {float(keras_loss):.6g} in Keras's"
         found.append(Finding("the loss", problem))

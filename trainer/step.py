@@ -19,6 +19,7 @@ import numpy as np
 from keras import ops
 
 from input_pipeline.pipeline import Batch
+from trainer import logits
 from trainer.purity import pure
 from trainer.sums import NEVER, Counts, Outcome, Sums, Tensor, Totals
 from trainer.weighing import Losses, metric_weights
@@ -77,15 +78,17 @@ class Objective:
         Returns:
           (objective, Sums with no gradients).
         """
-        y_pred, non_trainable, own_losses = self._forward(trainable, state, batch["key"], batch["x"], training)
-        if training:
-            self._losses.check(own_losses)
-        objective, weight = self._losses(batch, y_pred, own_losses)
+        with logits.remembered():
+            y_pred, non_trainable, own_losses = self._forward(trainable, state, batch["key"], batch["x"], training)
+            if training:
+                self._losses.check(own_losses)
+            objective, weight = self._losses(batch, y_pred, own_losses)
+            metrics = self._metric_sums(batch["y"], y_pred, batch.get("weight"))
         new_state = [v for v, is_seed in zip(non_trainable, self._is_seed, strict=True) if not is_seed]
         sums = Sums(
             objective=objective,
             weight=weight,
-            metrics=self._metric_sums(batch["y"], y_pred, batch.get("weight")),
+            metrics=metrics,
             state=[_change(new, old) for new, old in zip(new_state, state, strict=True)],
             gradients=[],
         )
