@@ -160,7 +160,6 @@ def read(path: pathlib.Path, program: Program, manifest: dict[str, Any]) -> None
             found[name] = thread.submit(lambda: _facts(program, name, program.to_host(variable)))
 
         try:
-            hdf5.check(path / WEIGHTS)
             # Beside the reading; but what all processes are to gather, they gather in one order, once all is read.
             hdf5.read_weights(path / WEIGHTS, program, check if program.own_pieces is None else None)
         except (OSError, ValueError, KeyError, TypeError) as error:

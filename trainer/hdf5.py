@@ -1,5 +1,6 @@
 """Keras's own file of weights, written from values on the host."""
 
+import bisect
 import io
 import os
 import pathlib
@@ -63,7 +64,7 @@ def read_weights(
         return result
 
     with mock.patch.object(keras.Variable, "assign", assign_and_tell):
-        store = _Store(path)
+        store = _Store(path, mode="r")
         saving_lib._load_state(program.model, store, None, "", visited_saveables=set())
         entry = store.get(_AS_THEY_ARE)
         for key in list(entry.keys()):
@@ -101,12 +102,6 @@ def arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
         return {name: np.asarray(node) for name, node in _datasets(file).items()}
 
 
-def check(path: pathlib.Path) -> None:
-    """Raises ValueError as `arrays` does, and reads none."""
-    with h5py.File(path) as file:
-        _datasets(file)
-
-
 def _datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
     links: list[tuple[str, Any]] = []
     file.visititems_links(lambda name, link: links.append((name, link)))  # which must not raise
@@ -123,14 +118,28 @@ def _datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
 
 
 class _Store(saving_lib.H5IOStore):  # type: ignore[misc]  # Keras has no types
-    """Keras's, but it does not copy what is on the host already, and fills no array with zeros before it reads it."""
+    """Keras's, but it copies nothing that is on the host already, and looks through the file but once, before it reads.
+
+    Raises:
+      ValueError: as `arrays` does.
+    """
+
+    def __init__(self, file: Any, mode: str) -> None:
+        super().__init__(file, mode=mode)
+        self._datasets = _datasets(self.h5_file) if mode == "r" else {}
+        self._names = sorted(self._datasets)
+
+    def get(self, path: str) -> "_Store":
+        prefix = f"{path}/vars/".lstrip("/")
+        first, end = (bisect.bisect_left(self._names, text) for text in (prefix, prefix[:-1] + chr(ord("/") + 1)))
+        self._h5_entry_group = {name.removeprefix(prefix): self._datasets[name] for name in self._names[first:end]}
+        return self
 
     def __getitem__(self, key: str) -> np.ndarray:
-        dataset = saving_lib.safe_get_h5_dataset(self._h5_entry_group, key)
-        if not dataset.size or dataset.attrs:
-            return np.asarray(super().__getitem__(key))
-        values = np.empty(dataset.shape, dataset.dtype)
-        dataset.read_direct(values)
+        dataset = self._h5_entry_group[key]
+        values = np.empty(dataset.shape, dataset.attrs.get("dtype", dataset.dtype))  # Keras notes "bfloat16" there
+        if dataset.size:
+            dataset.read_direct(values)
         return values
 
     def __setitem__(self, key: str, value: Any) -> None:
