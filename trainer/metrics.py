@@ -110,7 +110,7 @@ def drawn(y_pred: Any) -> Any:
     random = np.random.default_rng(0)
 
     def draw(output: Any) -> Any:
-        return ops.cast(ops.convert_to_tensor(random.uniform(size=(EXAMPLES, *output.shape[1:]))), output.dtype)
+        return ops.cast(ops.convert_to_tensor(random.random((EXAMPLES, *output.shape[1:]), np.float32)), output.dtype)
 
     return keras.tree.map_structure(draw, y_pred)
 
