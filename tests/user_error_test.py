@@ -252,8 +252,16 @@ class Wide:
     train = evaluation = Arrays(2**33 + np.arange(800).reshape(100, 8), LABELS)
 
 
+class Rows:
+    train = [{"image": np.zeros(8, np.float32), "label": i % 10} for i in range(100)]
+
+
 class Unlabelled:
     train = Arrays(np.zeros((100, 8), np.float32))
+
+
+def plain():
+    return keras.Sequential([keras.layers.Dense(3)])
 
 
 def not_compiled(input_shape):
@@ -318,6 +326,10 @@ def project(tmp_path):
         (
             ["--model=user_project:two_masks", "--dataset=user_project:Twice"],
             ["two", "different masks", "ignore_class"],
+        ),
+        (
+            ["--dataset=user_project:Rows", "--model=user_project:plain"],
+            ["does not take the examples", "return (x, y)", "no labels"],
         ),
         (["--dataset=user_project:WeighsTooMuch"], ["shape (64,)", "weights are (64, 8)", "(batch,)"]),
         (

@@ -14,7 +14,7 @@ from keras.src.models.functional import Functional
 from keras.src.trainers.trainer import Trainer
 
 from input_pipeline.dataset import Dataset
-from input_pipeline.source import map_structure
+from input_pipeline.source import flatten, map_structure
 from trainer import plugins
 from trainer.config import Config
 from trainer.errors import UserError
@@ -77,7 +77,9 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
             "model",
             config.model,
             f"does not take the examples of --dataset={config.dataset} ({x}): {error}",
-            "give the model the dataset's shape: name input_shape in build's signature",
+            "give the model the dataset's shape: name input_shape in build's signature"
+            if flatten(y)
+            else "let the source return (x, y): what it gives has no labels, so all of it goes to the model",
         ) from error
     if training and type(model).call not in (Functional.call, keras.Sequential.call):
         # By call(): of a subclass of these two, Keras's symbolic outputs are those of the layers.
