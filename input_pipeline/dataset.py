@@ -115,11 +115,12 @@ def _named(loaded: Any) -> Any:
         loaded = dict(zip(("train", "evaluation"), loaded, strict=True))
     elif not (isinstance(loaded, dict) or hasattr(loaded, "train")) and isinstance(source := adapted(loaded), Source):
         loaded = {"train": source}
+    known = [field.name for field in dataclasses.fields(Dataset)]
+    unknown = sorted(loaded.keys() - set(known)) if isinstance(loaded, dict) else _mistaken(loaded)
+    if unknown:
+        names = ", ".join(map(repr, unknown))
+        raise DataError(f"it has {names}, which is not looked at: known are {', '.join(known)}")
     if isinstance(loaded, dict):
-        known = [field.name for field in dataclasses.fields(Dataset)]
-        if unknown := sorted(loaded.keys() - set(known)):
-            names = ", ".join(map(repr, unknown))
-            raise DataError(f"it has {names}, which is not looked at: known are {', '.join(known)}")
         loaded = types.SimpleNamespace(**loaded)
     if not hasattr(loaded, "train"):
         raise DataError(
@@ -127,3 +128,9 @@ def _named(loaded: Any) -> Any:
             "length and read(ids), or arrays: ((x_train, y_train), (x_test, y_test))"
         )
     return loaded
+
+
+def _mistaken(loaded: Any) -> list[str]:
+    """Attributes that hold data under names that others use."""
+    found = {name: getattr(loaded, name, None) for name in ("test", "val", "valid", "dev", "eval")}
+    return [name for name, value in found.items() if hasattr(value, "__len__") and not isinstance(value, str | bytes)]

@@ -525,6 +525,7 @@ def test_a_validation_of_its_own(tmp_path, monkeypatch):
             lambda stream: {"train": (X, Y), "test": (X, Y)},
             "'test', which is not looked at: known are train, evaluation",
         ),
+        (lambda stream: type("Data", (), {"train": (X, Y), "val": (X, Y)}), "'val', which is not looked at"),
         (lambda stream: [(X[i][: 3 + i % 3], Y[i]) for i in range(9)], "several shapes, .*: pad them"),
         (lambda stream: stream.batch(32), "gives batches: leave .batch"),
         (
@@ -532,7 +533,7 @@ def test_a_validation_of_its_own(tmp_path, monkeypatch):
             "gives batches",
         ),
     ],
-    ids=["an unknown name", "several shapes", "batches", "batches of a pipeline"],
+    ids=["an unknown name", "an unknown attribute", "several shapes", "batches", "batches of a pipeline"],
 )
 def test_data_that_is_not_what_it_seems(make, said):
     import tensorflow as tf

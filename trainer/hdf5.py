@@ -131,7 +131,7 @@ class _Store(saving_lib.H5IOStore):  # type: ignore[misc]  # Keras has no types
 
     def get(self, path: str) -> "_Store":
         prefix = f"{path}/vars/".lstrip("/")
-        first, end = (bisect.bisect_left(self._names, text) for text in (prefix, prefix[:-1] + chr(ord("/") + 1)))
+        first, end = (bisect.bisect_left(self._names, text) for text in (prefix, f"{prefix}\uffff"))
         self._h5_entry_group = {name.removeprefix(prefix): self._datasets[name] for name in self._names[first:end]}
         return self
 
