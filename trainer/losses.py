@@ -105,7 +105,7 @@ def _try(losses: Losses, found: Sequence[Any], dataset: Dataset, y: Any, y_pred:
     """Tries the losses on a few examples: traced, for what does not fit is to be told before a run begins.
 
     Returns:
-      In words, that a loss which is not Keras's mixes examples; '' if none does.
+      In words, that a loss which is not Keras's mixes examples; '' if none does, or it can't be tried.
     """
 
     def of_batch(t: Any) -> Any:
