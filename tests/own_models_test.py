@@ -229,6 +229,13 @@ def squared(broadcast):
     return model
 
 
+def cut(threshold):
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
+    metrics = [keras.metrics.BinaryAccuracy(threshold=threshold), keras.metrics.AUC(from_logits=not threshold)]
+    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True), metrics=metrics)
+    return model
+
+
 def compiled():
     model = Net(name="compiled")
     model.compile(loss="binary_crossentropy", metrics=["binary_accuracy", keras.metrics.AUC(name="auc")])
@@ -375,14 +382,20 @@ def test_own_compiled_model_and_weights(project):
     assert (final["test_binary_accuracy"] * 250) == pytest.approx(round(final["test_binary_accuracy"] * 250), abs=1e-3)
 
 
-def test_a_loss_that_broadcasts_is_told(project):
-    """A loss may mix the examples of a replica, but who did not mean to finds out before the run."""
-    for loss, told in (("squared(broadcast=True)", 1), ("squared(broadcast=False)", 0), ("compiled", 0)):
-        dataset = "my_project:weighted" if loss == "compiled" else "digits"
-        flags = ("--backend=jax", f"--dataset={dataset}", f"--model=my_project:{loss}", "--steps=1", "--run_dir=run")
-        out = trainer("explain", *flags[:-2], cwd=project).stdout
-        assert out.count("loss  'squared' mixes the examples") == told, out
-        assert out.count("labels (batch,) and outputs (batch, 1) were broadcast") == told
+def test_doubts_are_told_before_the_run(project):
+    """A loss may mix the examples of a replica, a metric cut logits at 0.5; who did not mean to finds out."""
+    mixes, cuts = "loss  'squared' mixes the examples", "metrics  'binary_accuracy', 'auc' would be right for prob"
+    for dataset, model, told in (
+        ("digits", "squared(broadcast=True)", mixes),
+        ("digits", "squared(broadcast=False)", None),
+        ("digits", "cut(threshold=0.5)", cuts),
+        ("digits", "cut(threshold=0)", None),
+        ("my_project:weighted", "compiled", None),
+    ):
+        flags = ("explain", "--backend=jax", f"--dataset={dataset}", f"--model=my_project:{model}")
+        out = trainer(*flags, cwd=project).stdout
+        assert [doubt for doubt in (mixes, cuts) if doubt in out] == ([told] if told else []), out
+        assert ("labels (batch,) and outputs (batch, 1) were broadcast" in out) == (told == mixes)
 
 
 def test_a_model_that_is_sure_and_wrong(project):

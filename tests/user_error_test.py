@@ -192,6 +192,8 @@ class Noise(keras.layers.Layer):
             import tensorflow as tf
 
             self.draw = lambda: tf.nn.dropout(tf.ones(()), 0.5)
+        if seed == "numpy":
+            self.draw = lambda: np.random.uniform()
 
     def call(self, x, training=False):
         return x + self.draw() if training else x
@@ -347,6 +349,7 @@ def project(tmp_path):
         (["--model=user_project:measured"], ["metric 'largest'", "no sum over examples"]),
         (["--model=user_project:measured_by_batch"], ["metric 'of_a_batch'", "weight", "one value per example"]),
         (["--model=user_project:noisy"], ["from no layer's seed", "SeedGenerator"]),
+        (["--model=user_project:noisy(seed='numpy')"], ["from no layer's seed", "SeedGenerator"]),
         (["--model=user_project:noisy(seed='own')"], ["from no layer's seed", "SeedGenerator"]),
         (["--backend=tensorflow", "--model=user_project:noisy"], ["from no layer's seed", "SeedGenerator"]),
         (["--backend=tensorflow", "--model=user_project:noisy(seed='tensorflow')"], ["from no layer's seed"]),

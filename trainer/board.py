@@ -33,7 +33,6 @@ class Board:
     """
 
     def __init__(self, directory: pathlib.Path, step: int) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads files in the order of their names, and clocks may be set back.
         number = sum(1 for _ in directory.glob(f"{_NAME}*"))
         self._file = Appender(directory / f"{_NAME}{number:010d}")

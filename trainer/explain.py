@@ -92,7 +92,7 @@ def _arithmetic(config: Config, data: Dataset, strategy: device_mesh.DeviceMesh,
         f"shares of the data axis computes {replicas // shares} a step",
         "data": f"{n:,} examples to train on, {n / b:.4g} steps a pass, no padding",
         "layout": config.layout,
-        **({"loss": program.mixing} if program.mixing else {}),
+        **program.doubts,
     }
     if data.validation is not None:
         m = len(data.validation)

@@ -41,7 +41,6 @@ class History:
     """
 
     def __init__(self, directory: pathlib.Path, ledger: Ledger, facts: Mapping[str, Any], step: int) -> None:
-        directory.mkdir(exist_ok=True)
         self._path = directory / f"{sum(1 for _ in directory.glob('[0-9]*.json')):06d}.json"
         self._ledger, self._written = ledger, 0.0
         self._facts = {**facts, "began": time.time() - ledger.elapsed, "first_step": step}

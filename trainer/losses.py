@@ -17,7 +17,7 @@ from input_pipeline.source import map_structure, read
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.logits import gives_logits, takes_logits
-from trainer.metrics import EXAMPLES, TOLERANCE, build_metrics, drawn, is_keras_own
+from trainer.metrics import EXAMPLES, TOLERANCE, build_metrics, drawn, is_keras_own, of_probabilities
 from trainer.weighing import Losses, shapes
 
 _MANY = 2**26  # numbers; with more outputs, a loss is not tried on any
@@ -25,8 +25,8 @@ _MANY = 2**26  # numbers; with more outputs, a loss is not tried on any
 
 def compile_model(
     config: Config, dataset: Dataset, model: keras.Model, optimizer: Any, y: Any, y_pred: Any
-) -> tuple[Losses, keras.metrics.Metric, list[Labels | None], str]:
-    """The losses and metrics of a model, what each label may be, and in words whether a loss mixes examples.
+) -> tuple[Losses, keras.metrics.Metric, list[Labels | None], dict[str, str]]:
+    """The losses and metrics of a model, what each label may be, and in words what is doubtful of 'loss' or 'metrics'.
 
     Compiles it with the run's optimizer, so that callbacks and .keras files find it there.
 
@@ -96,9 +96,12 @@ def compile_model(
     if names is not None:  # in the order in which a dict's are flattened
         known = [each for _, each in sorted(zip(names, known, strict=True), key=lambda pair: pair[0])]
     combined = Losses(config.model, found, weights, names, config.global_batch)
-    mixing = "" if loss is None else _try(combined, found, dataset, y, y_pred)
+    doubts = {"loss": "" if loss is None else _try(combined, found, dataset, y, y_pred)}
     summed = CompileMetrics(None, metrics, output_names=getattr(model, "output_names", None))
-    return combined, build_metrics(config, summed, dataset, y, y_pred), known, mixing
+    summed = build_metrics(config, summed, dataset, y, y_pred)
+    if all(takes_logits(each) for each in found if each is not None):
+        doubts["metrics"] = of_probabilities(summed)
+    return combined, summed, known, {of: words for of, words in doubts.items() if words}
 
 
 def _try(losses: Losses, found: Sequence[Any], dataset: Dataset, y: Any, y_pred: Any) -> str:

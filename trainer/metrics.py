@@ -24,6 +24,11 @@ _OF_ELEMENTS = (
     confusion_metrics.SensitivitySpecificityBase,
     confusion_metrics._ConfusionMatrixConditionCount,
 )
+_OF_PROBABILITIES = (
+    *(keras.metrics.BinaryAccuracy, keras.metrics.AUC, keras.metrics.BinaryIoU, keras.metrics.FBetaScore),
+    *(keras.metrics.Precision, keras.metrics.Recall, confusion_metrics.SensitivitySpecificityBase),
+    confusion_metrics._ConfusionMatrixConditionCount,
+)
 _NO_SUMS = ("ConcordanceCorrelation", "PearsonCorrelation")  # Keras's own, but the mean over batches
 EXAMPLES = 4  # to try a loss or a metric on
 TOLERANCE = 1e-4  # relative, of float32 sums in another order
@@ -75,6 +80,24 @@ def build_metrics(config: Config, metrics: CompileMetrics, dataset: Dataset, y: 
                 "example, such as ops.mean(..., axis=-1)",
             )
     return metrics
+
+
+def of_probabilities(metrics: CompileMetrics) -> str:
+    """In words, which metrics of Keras's take outputs for probabilities; '' if none does."""
+
+    def cut(metric: keras.metrics.Metric) -> Any:
+        """Where it takes an output for a positive, for the first time."""
+        if isinstance(metric, keras.metrics.AUC):
+            return not metric._from_logits
+        return getattr(metric, "threshold", None) or min(getattr(metric, "thresholds", [0]))
+
+    found = [repr(m.name) for m in metrics.metrics if isinstance(m, _OF_PROBABILITIES) and cut(m)]
+    if not found:
+        return ""
+    return (
+        f"{', '.join(found)} would be right for probabilities, and the loss takes the outputs for logits: give "
+        "BinaryAccuracy, say, threshold=0, or AUC from_logits=True"
+    )
 
 
 def _weigh_elements(metric: keras.metrics.Metric, each: bool) -> None:

@@ -90,7 +90,7 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
         "length": f"{parts.steps} steps{done} = {parts.steps * b / n:.4g} epochs of {n / b:.4g} steps",
         "model": f"{config.model}: {parameters:,} parameters, {config.precision}; {how['optimizer']}, "
         f"learning rate {how['learning_rate']:g} ({how['schedule']})",
-        **({"loss": program.mixing} if program.mixing else {}),
+        **program.doubts,
         "memory": f"{size(variables)} of variables + {size(gradients)} of gradients on each device, and activations",
         "saving": f"every {config.save_every} to {directory / 'checkpoints'}, "
         f"the newest {config.keep} and the best are kept",

@@ -62,7 +62,7 @@ class Program:
         self._as_compiled = not config.optimizer and optimizers.compiled_with(self.model) is not None
         # Whether compile() of the user's model asked for XLA; JAX knows nothing else.
         self.jit_compile = self.model.compiled and self.model._compile_config.config["jit_compile"] is True
-        losses, metrics, self.labels, self.mixing = compile_model(
+        losses, metrics, self.labels, self.doubts = compile_model(
             config, dataset, self.model, self.optimizer, y, y_pred
         )
         skips, scaled = policy.parse(config.on_nan).name == "skip", hasattr(self.optimizer, "dynamic_scale")

@@ -1,12 +1,15 @@
 """What call() may not do: a step is a pure function, from the variables that it is given to their values afterwards."""
 
 import contextlib
-from collections.abc import Iterator
+import random
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import keras
 import keras.src.random.seed_generator as keras_seeds
+import numpy as np
 
 from trainer.errors import UserError
 
@@ -21,13 +24,14 @@ def pure(model: keras.Model, flag: str) -> Iterator[None]:
 
     Raises:
       UserError: a variable has changed that is none of the model's, such as a metric's, or random numbers were drawn
-        from what is no layer's seed: of Keras's own, a compiled step would draw the same for ever; the state of
-        TensorFlow's is in no checkpoint.
+        from what is no layer's seed: of Keras's own, or of Python's or numpy's, a compiled step would draw the same for
+        ever; the state of TensorFlow's is in no checkpoint.
     """
     known = {id(variable) for variable in (*model.trainable_variables, *model.non_trainable_variables)}
     add_update = keras.StatelessScope.add_update
     strays: list[Any] = []  # noted, for Keras would wrap what is raised inside a layer
     drawn: list[Any] = []
+    thread = threading.get_ident()  # others may read data
 
     def noting(scope: Any, update: tuple[Any, Any]) -> None:
         add_update(scope, update)
@@ -38,6 +42,14 @@ def pure(model: keras.Model, flag: str) -> Iterator[None]:
         drawn.append(seed)
         return 0, 1
 
+    def of_host(draw: Callable[..., Any]) -> Callable[..., Any]:
+        def drawing(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread:
+                drawn.append(draw)
+            return draw(*args, **kwargs)
+
+        return drawing
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(keras.StatelessScope, "add_update", noting))
         # Keras's own is refused by Keras on JAX alone.
@@ -45,6 +57,10 @@ def pure(model: keras.Model, flag: str) -> Iterator[None]:
         if keras.config.backend() == "tensorflow":  # what its stateful operations ask
             of_tensorflow = "tensorflow.python.framework.random_seed.get_seed"
             stack.enter_context(mock.patch(of_tensorflow, seed_of_tensorflow))
+        for module, generator in ((random, random._inst), (np.random, np.random.mtrand._rand)):
+            for name, draw in list(vars(module).items()):
+                if getattr(draw, "__self__", None) is generator:
+                    stack.enter_context(mock.patch.object(module, name, of_host(draw)))
         yield
     if drawn or any(variable.name == "seed_generator_state" for variable in strays):
         raise UserError(

@@ -65,7 +65,8 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._acquire()
-            self.checkpoints.mkdir(exist_ok=True)
+            for folder in (self.checkpoints, self.starts, self.tensorboard):
+                folder.mkdir(exist_ok=True)
         except OSError as error:
             self._release()
             raise UserError(
