@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from input_pipeline import order
+from input_pipeline.given import adapted
 from input_pipeline.labels import Labels
 from input_pipeline.source import (
     Arrays,
@@ -15,11 +16,12 @@ from input_pipeline.source import (
     Example,
     Source,
     Subset,
-    adapted,
+    check_function,
     example_spec,
     fingerprint,
     flatten,
     is_streamed,
+    map_structure,
 )
 
 
@@ -83,7 +85,14 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
             raise DataError(f"its {name!r} is {source!r}, which has no length and neither read(ids) nor [id]")
         if not len(source):
             raise DataError(f"its {name!r} is empty (0 examples)")
+        check_function(source)
     train, validation, evaluation = sources.values()
+    for name, source in sources.items():
+        if source is not None and _kinds(source) != _kinds(train):
+            raise DataError(
+                f"its {name!r} has x {example_spec(source)[0]}, and its 'train' {example_spec(train)[0]}: give all the "
+                "same structure, and integers or floats; were only some of them scaled?"
+            )
     classes = getattr(loaded, "classes", None)
     if classes is None and isinstance(train, Arrays):
         known = [s.arrays[1] for s in sources.values() if isinstance(s, Arrays) and len(s.arrays) > 1]
@@ -100,6 +109,11 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
             raise DataError(f"{validation_fraction} of {len(train)} examples leaves nothing on one side")
         train, validation = Subset(train, kept), Subset(train, held_out)
     return Dataset(train, evaluation, classes, validation, *(getattr(loaded, k, None) for k in ("augment", "decode")))
+
+
+def _kinds(source: Source) -> Any:
+    """Of x, its structure, and whether numbers are integers."""
+    return map_structure(lambda spec: spec.dtype.kind in "biu", example_spec(source)[0])
 
 
 def _classes(labels: list[Any]) -> int | None:

@@ -79,23 +79,6 @@ class Subset:
         return self.source.read(self.ids[ids])
 
 
-class Items:
-    """What gives one example at a time, such as grain's and tfds' data sources.
-
-    Args:
-      items: has a length, and items[id] -> (x, y), (x, y, weight), or x alone.
-    """
-
-    def __init__(self, items: Any) -> None:
-        self._items = items
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def read(self, ids: npt.NDArray[np.int64]) -> Example:
-        return merged([self._items[int(i)] for i in ids])
-
-
 def merged(parts: Sequence[Any], merge: Callable[[list[Any]], Any] = np.stack) -> Any:
     """Nested structures as one: single examples stacked to a batch, or batches laid end to end by np.concatenate."""
     first = parts[0]
@@ -108,45 +91,6 @@ def merged(parts: Sequence[Any], merge: Callable[[list[Any]], Any] = np.stack) -
         shapes = ", ".join(sorted({str(array.shape) for array in arrays}))
         raise DataError(f"examples are of several shapes, such as {shapes}: pad them to one")
     return merge(arrays)
-
-
-def adapted(given: Any) -> Any:
-    """A Source, if it is one or can be made one; else what was given."""
-    if all(hasattr(given, name) for name in ("cardinality", "element_spec", "as_numpy_iterator")):
-        from input_pipeline.stream import Stream
-
-        return Stream(given)  # a tf.data.Dataset
-    if _is_array(given):
-        return Arrays(np.asarray(given))
-    if isinstance(given, tuple) and len(given) > 3 and all(map(_is_array, given)):
-        raise DataError(f"it is {len(given)} arrays: give (x, y) or (x, y, weight)")
-    if isinstance(given, tuple | list) and len(given) in (2, 3):
-        if isinstance(given, tuple):
-            given = tuple(_of_list(part) if isinstance(part, list) else part for part in given)
-        # A list's parts may be examples, too.
-        if all(map(_is_arrays if isinstance(given, tuple) else _is_array, given)):
-            return Arrays(*map_structure(np.asarray, given))
-    if hasattr(given, "num_batches"):
-        raise DataError(f"{type(given).__name__} is a keras.utils.PyDataset, which gives batches: give single examples")
-    items = all(hasattr(given, name) for name in ("__len__", "__getitem__"))
-    return Items(given) if items and not isinstance(given, Source) else given
-
-
-def _of_list(numbers: list[Any]) -> npt.NDArray[Any]:
-    try:
-        return np.asarray(numbers)
-    except ValueError as error:
-        raise DataError(f"a list is of no one shape ({error}): pad sequences; give several inputs as a dict") from None
-
-
-def _is_array(given: Any) -> bool:
-    """Whether it is an array of numpy's, or what becomes one: pandas', TensorFlow's, JAX's."""
-    return hasattr(given, "__array__") and len(getattr(given, "shape", ())) > 0
-
-
-def _is_arrays(part: Any) -> bool:
-    """Whether it is an array, or a dict or a tuple of some."""
-    return all(map(_is_array, flatten(part)))
 
 
 class Spec(NamedTuple):
@@ -191,6 +135,25 @@ def is_streamed(source: Source) -> bool:
 def ids_at(source: Source, seed: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The example at each position of a run's endless order: random in each pass, or as it is streamed."""
     return positions % len(source) if is_streamed(source) else order.order(seed, positions, len(source))
+
+
+def check_function(source: Source) -> None:
+    """Reads some examples again, in another order and company.
+
+    Raises:
+      DataError: they are others then. A run could not go on with them after a start, and readers beside each other
+        would change them.
+    """
+    few = np.arange(min(len(source), 4))
+    first = read(source, few)
+    for ids in [few] if is_streamed(source) else [few[::-1], few[-1:]]:
+        then, now = [a[ids] for a in flatten(first)], flatten(read(source, ids))
+        if [(a.dtype, a.tobytes()) for a in then] != [(a.dtype, a.tobytes()) for a in now]:
+            raise DataError(
+                f"examples {ids.tolist()} are others when they are read again. A source is a function of the id: draw "
+                "what changes from pass to pass in the dataset's `augment`, by its keys; shuffle a tf.data.Dataset by "
+                ".shuffle(n, seed=0, reshuffle_each_iteration=False)"
+            )
 
 
 def fingerprint(source: Source) -> str:

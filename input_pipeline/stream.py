@@ -70,7 +70,7 @@ class Stream:
     def _range(self, first: int, end: int) -> Example:
         if (first, end) == (0, 1) and self._first is not None:
             return self._first  # asked for its shape again and again
-        if not self._start <= first <= self._end:
+        if first == 0 or not self._start <= first <= self._end:
             self._seek(first)
         while self._end < end:
             self._grow(first)

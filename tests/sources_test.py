@@ -304,8 +304,34 @@ def test_what_load_may_return():
         assert given[1] == () if loaded is x else np.array_equal(given[1], y[[4, 0]])
     several = read(prepare(({"a": x, "b": (y, x)}, {"c": y}), 0.0).train, [4, 0])  # several inputs, labels by name
     assert np.array_equal(several[0]["b"][1], x[[4, 0]]) and np.array_equal(several[1]["c"], y[[4, 0]])
+    inputs, labels = read(prepare(([x, 2 * x, y], y), 0.0).train, [4, 0])  # as fit() takes them
+    assert np.array_equal(inputs[1], 2 * x[[4, 0]]) and np.array_equal(labels, y[[4, 0]]) and len(inputs) == 3
+    assert len(prepare(([x, x], [y, y, y]), 0.0).train) == 6
+    assert np.array_equal(read(prepare((list(x), y.tolist()), 0.0).train, [4, 0])[0], x[[4, 0]])
     assert prepare((x, y - 1), 0.0).classes is None  # -1 is no class, but may be a number to be found
     assert prepare(((x, y), (x, y + 3)), 0.0).classes == 6  # as many as can be seen
+
+
+class Augmented:
+    """Images that are turned at random, as in another framework's `__getitem__`."""
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, i):
+        return X[i] + self.random.normal(size=X[i].shape), Y[i]
+
+    random = np.random.default_rng(0)
+
+
+class Standardized:
+    """Examples by the mean of those that are read together."""
+
+    def __len__(self):
+        return 100
+
+    def read(self, ids):
+        return X[ids] - X[ids].mean(0), Y[ids]
 
 
 class Batches(keras.utils.PyDataset):
@@ -327,6 +353,12 @@ class Batches(keras.utils.PyDataset):
         ((np.zeros((4, 2)), np.zeros(3)), "differ in length"),
         ((np.zeros(4), np.zeros(3), np.zeros(4), np.zeros(3)), "4 arrays"),  # x_train, x_test, y_train, y_test
         (([[1], [1, 2]], [0, 1]), "of no one shape"),
+        (([np.zeros(3), np.zeros(3)], [np.zeros(3), np.zeros(3)]), "may hold examples, or several inputs"),
+        (([np.zeros(3), np.zeros(3)], []), "differ in length"),
+        (Augmented(), r"examples \[3, 2, 1, 0\] are others when they are read again"),
+        (Standardized(), r"are others when they are read again. A source is a function of the id"),
+        (((X / 16.0, Y), (X, Y)), "were only some of them scaled"),
+        ((({"a": X}, Y), ({"b": X}, Y)), "same structure"),
     ],
     ids=lambda v: v if isinstance(v, str) else None,
 )
@@ -527,13 +559,14 @@ def test_a_validation_of_its_own(tmp_path, monkeypatch):
         ),
         (lambda stream: type("Data", (), {"train": (X, Y), "val": (X, Y)}), "'val', which is not looked at"),
         (lambda stream: [(X[i][: 3 + i % 3], Y[i]) for i in range(9)], "several shapes, .*: pad them"),
+        (lambda stream: stream.shuffle(1000), r"others when they are read again.*reshuffle_each_iteration=False"),
         (lambda stream: stream.batch(32), "gives batches: leave .batch"),
         (
             lambda stream: stream.batch(32, num_parallel_calls=2).map(lambda x, y: (2 * x, y)).prefetch(1),
             "gives batches",
         ),
     ],
-    ids=["an unknown name", "an unknown attribute", "several shapes", "batches", "batches of a pipeline"],
+    ids=["an unknown name", "an unknown attribute", "several shapes", "shuffled", "batches", "batches of a pipeline"],
 )
 def test_data_that_is_not_what_it_seems(make, said):
     import tensorflow as tf
@@ -548,3 +581,11 @@ def test_sequences_that_a_stream_makes_by_batch():
     sequences = tf.data.Dataset.range(100).batch(11, drop_remainder=True).map(lambda x: (x[:-1], x[1:]))
     prepared = prepare(sequences, 0)
     assert len(prepared.train) == 9 and prepared.spec[0].shape == (10,)
+
+
+def test_a_stream_that_is_shuffled_once():
+    import tensorflow as tf
+
+    stream = tf.data.Dataset.range(100).shuffle(100, seed=3, reshuffle_each_iteration=False)
+    read_once, again = (prepare(stream, 0).train.read(np.arange(100)) for _ in range(2))
+    assert np.array_equal(read_once, again) and not np.array_equal(again, np.arange(100))

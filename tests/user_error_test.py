@@ -40,6 +40,10 @@ class Late:
     evaluation = Arrays(IMAGES, LABELS)
 
 
+class Larger:
+    train, evaluation, classes = Arrays(IMAGES, LABELS), Arrays(IMAGES.repeat(2, 1), LABELS), 10
+
+
 class NotANumber:
     x = np.random.default_rng(0).normal(size=(2048, 8)).astype(np.float32)
     x[77] = np.nan
@@ -311,6 +315,7 @@ def project(tmp_path):
         (["--run_dir=/proc/nowhere"], ["--run_dir=/proc/nowhere", "can't be written"]),
         (["--initialize_from=nowhere"], ["--initialize_from=nowhere", "neither a checkpoint nor"]),
         (["--dataset=user_project:Empty"], ["--dataset=user_project:Empty", "empty (0 examples)"]),
+        (["--dataset=user_project:Larger"], ["evaluate on of", "(16, 8, 1)", "does not take", "resizing"]),
         (["--dataset=user_project:Labels"], ["label 10 of example", "out of range"]),
         (["--dataset=user_project:Late"], ["label 10 of example 700", "out of range"]),
         (["--model=user_project:nothing"], ["user_project:nothing", "has no 'nothing'"]),

@@ -42,13 +42,6 @@ def scaled(input_shape, classes):
     model.compile(loss=loss, metrics=["accuracy"])
     return model
 
-class Augmented:
-    def __init__(self): self.random = np.random.default_rng(0)
-    def __len__(self): return 512
-    def read(self, ids):
-        x = np.stack([np.full((8, 8, 1), i % 200) for i in ids]).astype("uint8")
-        return x + self.random.integers(0, 3, x.shape).astype("uint8"), (np.asarray(ids) % 10).astype("int32")
-
 class Sampling(keras.Model):
     def __init__(self):
         super().__init__()
@@ -77,7 +70,6 @@ def gemma():
     return model
 
 def unlabelled(): return np.random.default_rng(0).normal(size=(100, 6)).astype("float32")
-def data(): return type("Data", (), {"train": Augmented(), "evaluation": Augmented(), "classes": 10})
 """
 
 
@@ -93,7 +85,6 @@ def here(tmp_path):
         ("--model=planted:mixing", "layer 'center' (Center): mixes examples"),
         ("--model=planted:noisy", "layer 'noise' (Noise): gives another result for the same input"),
         ("--model=planted:scaled", "the loss: of 4 examples is"),
-        ("--dataset=planted:data", "the training source: read(ids), asked again"),
     ],
 )
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])

@@ -12,7 +12,7 @@ from input_pipeline import cache, dataset, remote
 from input_pipeline.dataset import Dataset
 from input_pipeline.labels import Labels
 from input_pipeline.pipeline import Pipeline, block_steps
-from input_pipeline.source import Arrays, DataError, Source, flatten
+from input_pipeline.source import Arrays, DataError, Source, example_spec, flatten
 from trainer import backend, plugins, policy, strategies
 from trainer.config import Config
 from trainer.errors import UserError
@@ -86,6 +86,22 @@ class Assembly:
                     except DataError as error:
                         raise _data_error(self.config, error) from error
 
+    def check_evaluations(self) -> None:
+        """Raises UserError where what is evaluated is of other shapes than training, which the model does not take."""
+        trained_on = self.dataset.spec
+        for source in filter(None, (self.dataset.validation, self.dataset.evaluation)):
+            if (spec := example_spec(source)) != trained_on:
+                try:
+                    self.program.check_takes(spec)
+                except (ValueError, TypeError, RuntimeError) as error:
+                    raise UserError(
+                        "dataset",
+                        self.config.dataset,
+                        f"has examples to train on of {trained_on[:2]}, and to evaluate on of {spec[:2]}, which "
+                        f"--model={self.config.model} does not take: {error}",
+                        "give all the same shapes, as by resizing or padding",
+                    ) from error
+
     def blocks(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
         """The pipeline's blocks on the devices; what its source raised is raised here."""
         try:
@@ -158,6 +174,7 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     strategy.compile(program)
     parts = Assembly(config, data, steps, strategy, program, peers)
     parts.check_labels()
+    parts.check_evaluations()
     return parts
 
 

@@ -63,15 +63,12 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
         raise UserError("model", config.model, f"build() returned a {type(model).__name__}", "return a keras.Model")
     _check(config, model)
 
-    def symbol(spec: Any) -> keras.KerasTensor:
-        return keras.KerasTensor((1, *spec.shape), str(spec.dtype))
-
     # Training, for a layer that is called in it alone is built then.
     training = {"training": True} if "training" in inspect.signature(model.call).parameters else {}
     try:
-        y_pred = model(map_structure(symbol, x), **training)  # builds a subclassed model, too
+        y_pred = model(symbols(x), **training)  # builds a subclassed model, too
         if any(None in output.shape for output in keras.tree.flatten(y_pred)):  # a layer left it open
-            y_pred = keras_backend.compute_output_spec(model, map_structure(symbol, x))
+            y_pred = keras_backend.compute_output_spec(model, symbols(x))
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(
             "model",
@@ -84,7 +81,7 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
     if training and type(model).call not in (Functional.call, keras.Sequential.call):
         # By call(): of a subclass of these two, Keras's symbolic outputs are those of the layers.
         outputs = (
-            keras_backend.compute_output_spec(functools.partial(model.call, training=value), map_structure(symbol, x))
+            keras_backend.compute_output_spec(functools.partial(model.call, training=value), symbols(x))
             for value in (True, False)
         )
         shapes = [keras.tree.map_structure(lambda output: output.shape, each) for each in outputs]
@@ -95,7 +92,12 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
                 f"gives other outputs in training than in evaluation, of shapes {shapes[0]} and {shapes[1]}",
                 "give the same in both, and add by add_loss() what is a loss in training alone",
             )
-    return model, map_structure(symbol, y), y_pred
+    return model, symbols(y), y_pred
+
+
+def symbols(specs: Any) -> Any:
+    """Symbolic arrays of a batch of one example."""
+    return map_structure(lambda spec: keras.KerasTensor((1, *spec.shape), str(spec.dtype)), specs)
 
 
 @contextlib.contextmanager

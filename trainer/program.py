@@ -15,8 +15,10 @@ from unittest import mock
 import keras
 import keras.src.utils.module_utils as keras_modules
 import numpy as np
+from keras.src.backend import compute_output_spec
 
 from input_pipeline.dataset import Dataset
+from input_pipeline.source import Example
 from trainer import building, draws, optimizers, policy
 from trainer.config import Config
 from trainer.errors import UserError
@@ -67,6 +69,18 @@ class Program:
         )
         skips, scaled = policy.parse(config.on_nan).name == "skip", hasattr(self.optimizer, "dynamic_scale")
         self.objective = Objective(self.model, losses, metrics, skips, scaled)
+
+    def check_takes(self, spec: Example) -> None:
+        """Traces an evaluation of one such example.
+
+        Raises:
+          ValueError, TypeError, RuntimeError: what the model, its losses or its metrics say against it.
+        """
+        x, y, *weight = building.symbols(spec)
+        batch = {"x": x, "y": y, "key": keras.KerasTensor((2,), "uint32"), **({"weight": weight[0]} if weight else {})}
+        variables = (self.model.trainable_variables, self.objective.state_variables)
+        values = [[keras.KerasTensor(v.shape, v.dtype) for v in some] for some in variables]
+        compute_output_spec(lambda t, s, batch: self.objective(t, s, batch, training=False)[0], *values, batch)
 
     @property
     def step(self) -> int:

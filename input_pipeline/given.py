@@ -1,0 +1,81 @@
+"""What a dataset's module may give as a source: arrays, several ways, single examples, a tf.data.Dataset."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from input_pipeline.source import Arrays, DataError, Example, Source, flatten, map_structure, merged
+
+
+def adapted(given: Any) -> Any:
+    """A Source, if it is one or can be made one; else what was given."""
+    if all(hasattr(given, name) for name in ("cardinality", "element_spec", "as_numpy_iterator")):
+        from input_pipeline.stream import Stream
+
+        return Stream(given)  # a tf.data.Dataset
+    if _is_array(given):
+        return Arrays(np.asarray(given))
+    if isinstance(given, tuple) and len(given) > 3 and all(map(_is_array, given)):
+        raise DataError(f"it is {len(given)} arrays: give (x, y) or (x, y, weight)")
+    if isinstance(given, tuple | list) and len(given) in (2, 3):
+        if isinstance(given, tuple):
+            given = _without_lists(given)
+        # A list's parts may be examples, too.
+        if all(map(_is_arrays if isinstance(given, tuple) else _is_array, given)):
+            return Arrays(*map_structure(np.asarray, given))
+    if hasattr(given, "num_batches"):
+        raise DataError(f"{type(given).__name__} is a keras.utils.PyDataset, which gives batches: give single examples")
+    items = all(hasattr(given, name) for name in ("__len__", "__getitem__"))
+    return Items(given) if items and not isinstance(given, Source) else given
+
+
+def _without_lists(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """x, y and weight, of which a list holds examples or, as fit() takes them, the arrays of several inputs."""
+    lists = [part for part in parts if isinstance(part, list)]
+    if not lists:
+        return parts
+    others = {len(leaf) for part in parts if not isinstance(part, list) for leaf in flatten(part) if _is_array(leaf)}
+    inputs = all(part and all(map(_is_array, part)) for part in lists)
+    inputs = inputs and len(others.union(len(array) for part in lists for array in part)) == 1
+    if inputs and len(others.union(map(len, lists))) == 1:
+        raise DataError(
+            "a list of arrays may hold examples, or several inputs: give examples as one array, by np.stack(...), and "
+            "several inputs as a tuple or a dict"
+        )
+    make = tuple if inputs else _of_list
+    return tuple(make(part) if isinstance(part, list) else part for part in parts)
+
+
+def _of_list(numbers: list[Any]) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(numbers)
+    except ValueError as error:
+        raise DataError(f"a list is of no one shape ({error}): pad sequences; give several inputs as a dict") from None
+
+
+def _is_array(given: Any) -> bool:
+    """Whether it is an array of numpy's, or what becomes one: pandas', TensorFlow's, JAX's."""
+    return hasattr(given, "__array__") and len(getattr(given, "shape", ())) > 0
+
+
+def _is_arrays(part: Any) -> bool:
+    """Whether it is an array, or a dict or a tuple of some."""
+    return all(map(_is_array, flatten(part)))
+
+
+class Items:
+    """What gives one example at a time, such as grain's and tfds' data sources.
+
+    Args:
+      items: has a length, and items[id] -> (x, y), (x, y, weight), or x alone.
+    """
+
+    def __init__(self, items: Any) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def read(self, ids: npt.NDArray[np.int64]) -> Example:
+        return merged([self._items[int(i)] for i in ids])
