@@ -292,6 +292,10 @@ def lent(input_shape, classes):
     return model
 
 
+def falling():
+    return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8)
+
+
 def note(path):
     return keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: open(path, "a").write(f"{epoch} {sorted(logs)}\\n")
@@ -556,3 +560,13 @@ def test_keras_callbacks(backend, project):
     notes = (project / "notes.txt").read_text().splitlines()
     assert notes[0] == "0 ['accuracy', 'learning_rate', 'loss', 'val_accuracy', 'val_loss']"
     assert len(notes) == sum("val_loss" in line for line in logged)
+
+
+def test_a_callback_s_rate_does_not_fall_anew_at_each_start(project):
+    """on_epoch_begin() is called at each start, so that callbacks are ready; the rate is the checkpoint's."""
+    flags = ("--backend=jax", "--dataset=my_project:data", "--model=my_project:net", "--callbacks=my_project:falling")
+    trainer(*flags, "--steps=60", "--run_dir=whole", cwd=project)
+    for steps in (0, 10, 60):
+        trainer(*flags, f"--steps={steps}", "--run_dir=cut", cwd=project)
+    assert summary(project / "cut")["weights_sha256"] == summary(project / "whole")["weights_sha256"]
+    assert lines(project / "whole")[-1]["learning_rate"] == pytest.approx(1e-3 * 0.8**2)  # in the second epoch

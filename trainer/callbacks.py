@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from input_pipeline.dataset import Dataset
-from trainer import plugins
+from trainer import optimizers, plugins
 from trainer.clock import Clock
 from trainer.errors import UserError
 from trainer.program import Program
@@ -97,7 +97,32 @@ def state(callbacks: keras.callbacks.CallbackList) -> list[dict[str, Any]]:
     ]
 
 
-def restore(callbacks: keras.callbacks.CallbackList, saved: list[dict[str, Any]] | None) -> bool:
+def begin(
+    callbacks: keras.callbacks.CallbackList, epoch: int, saved: list[dict[str, Any]] | None, program: Program
+) -> bool:
+    """Begins a start of the run, at an epoch.
+
+    Args:
+      callbacks: of the run.
+      epoch: the number of the first; where the run goes on, it may have begun before.
+      saved: what they remembered at the checkpoint; None in a new run.
+      program: what is trained.
+
+    Returns:
+      Whether they are those of the checkpoint, and have their memory back.
+    """
+    rates = [o._learning_rate for o in optimizers.each_of(program.optimizer)]
+    before = [(rate, np.array(program.to_host(rate))) for rate in rates if isinstance(rate, keras.Variable)]
+    callbacks.on_train_begin()
+    restored = _restore(callbacks, saved)
+    callbacks.on_epoch_begin(epoch)
+    if saved is not None and restored:  # what they do to a rate at an epoch's begin was done before the checkpoint
+        for rate, value in before:
+            program.assign(rate, value.__getitem__)
+    return restored
+
+
+def _restore(callbacks: keras.callbacks.CallbackList, saved: list[dict[str, Any]] | None) -> bool:
     """Gives the callbacks back what they remembered; False, and nothing done, if they are other ones."""
     if saved is None:
         return True

@@ -71,10 +71,9 @@ class Training:
             printout.texts(parts), parts.program.model, config.definition() | parts.program.hyperparameters
         )
         self._callbacks = keras_callbacks.create(config.callbacks, parts.program, parts.dataset, self.clock)
-        self._callbacks.on_train_begin()
-        if not keras_callbacks.restore(self._callbacks, progress.callbacks):
+        epoch = self.clock.epochs_ended(self.step)
+        if not keras_callbacks.begin(self._callbacks, epoch, progress.callbacks, parts.program):
             self.reporting.say("the callbacks are not those of the checkpoint: they start with no memory of the run")
-        self._callbacks.on_epoch_begin(self.clock.epochs_ended(self.step))
         self._validation: dict[str, float] = {}
         self._profile()
         if not self.step:
