@@ -85,7 +85,7 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
             raise DataError(f"its {name!r} is {source!r}, which has no length and neither read(ids) nor [id]")
         if not len(source):
             raise DataError(f"its {name!r} is empty (0 examples)")
-        check_function(source)
+        check_function(source, getattr(loaded, "augment", None) if name == "train" else None)
     train, validation, evaluation = sources.values()
     for name, source in sources.items():
         if source is not None and _kinds(source) != _kinds(train):

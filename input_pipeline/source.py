@@ -112,18 +112,19 @@ def read(source: Source, ids: Sequence[int] | npt.NDArray[np.int64]) -> Example:
       DataError: the source returned something else.
     """
     ids = np.asarray(ids, np.int64)
-    example = source.read(ids)
+    return _checked(source.read(ids), ids, "read(ids)")
+
+
+def _checked(example: Any, ids: npt.NDArray[np.int64], by: str) -> Example:
     if isinstance(example, dict) or hasattr(example, "shape"):
         example = (example,)
     if not isinstance(example, tuple) or len(example) not in (1, 2, 3):
-        raise DataError(
-            f"read(ids) returned {type(example).__name__}, not a tuple (x, y) or (x, y, weight), or x alone"
-        )
+        raise DataError(f"{by} returned {type(example).__name__}, not a tuple (x, y) or (x, y, weight), or x alone")
     x, y, *weight = (*example, ()) if len(example) == 1 else example
     example = map_structure(np.asarray, (x, () if y is None else y, *weight))
     for array in flatten(example):
         if array.shape[:1] != ids.shape:
-            raise DataError(f"read() of {len(ids)} ids returned an array of shape {array.shape}")
+            raise DataError(f"{by} of {len(ids)} ids returned an array of shape {array.shape}")
     return example
 
 
@@ -137,17 +138,24 @@ def ids_at(source: Source, seed: int, positions: npt.NDArray[np.int64]) -> npt.N
     return positions % len(source) if is_streamed(source) else order.order(seed, positions, len(source))
 
 
-def check_function(source: Source) -> None:
-    """Reads some examples again, in another order and company.
+def check_function(source: Source, augment: Callable[[Example, Any], Example] | None = None) -> None:
+    """Reads some examples again, in another order and company, and changes them by the same keys.
 
     Raises:
       DataError: they are others then. A run could not go on with them after a start, and readers beside each other
         would change them.
     """
+
+    def changed(ids: npt.NDArray[np.int64]) -> list[Any]:
+        example = read(source, ids)
+        if augment:
+            example = _checked(augment(example, order.fold(0, ids)), ids, "augment(example, keys)")
+        return flatten(example)
+
     few = np.arange(min(len(source), 4))
-    first = read(source, few)
+    first = changed(few)
     for ids in [few] if is_streamed(source) else [few[::-1], few[-1:]]:
-        then, now = [a[ids] for a in flatten(first)], flatten(read(source, ids))
+        then, now = [a[ids] for a in first], changed(ids)
         if [(a.dtype, a.tobytes()) for a in then] != [(a.dtype, a.tobytes()) for a in now]:
             raise DataError(
                 f"examples {ids.tolist()} are others when they are read again. A source is a function of the id: draw "

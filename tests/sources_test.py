@@ -356,6 +356,11 @@ class Batches(keras.utils.PyDataset):
         (([np.zeros(3), np.zeros(3)], [np.zeros(3), np.zeros(3)]), "may hold examples, or several inputs"),
         (([np.zeros(3), np.zeros(3)], []), "differ in length"),
         (Augmented(), r"examples \[3, 2, 1, 0\] are others when they are read again"),
+        ({"train": (X, Y), "augment": lambda example, keys: (example[0] + np.random.rand(), Y[:3])}, "returned an"),
+        (
+            {"train": (X, Y), "augment": lambda example, keys: (example[0] + np.random.rand(), example[1])},
+            "others when",
+        ),
         (Standardized(), r"are others when they are read again. A source is a function of the id"),
         (((X / 16.0, Y), (X, Y)), "were only some of them scaled"),
         ((({"a": X}, Y), ({"b": X}, Y)), "same structure"),
