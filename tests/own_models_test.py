@@ -259,6 +259,24 @@ def linear(input_shape, classes, factor=None):
     return model
 
 
+class Scale(keras.layers.Layer):
+    '''Numbers alone, one of them trained.'''
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+        self.mean = self.add_weight(shape=(), initializer="zeros", name="mean", trainable=False)
+
+    def call(self, x, training=False):
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(x))
+        return x * self.scale
+
+
+def scaled(input_shape, classes):
+    layers = [keras.layers.Rescaling(1 / 16), keras.layers.Flatten(), Scale(), keras.layers.Dense(classes)]
+    return keras.Sequential([keras.Input(input_shape), *layers])
+
+
 def in_jax(input_shape, classes):
     def make(rng, inputs):
         return {"kernel": np.linspace(-1, 1, inputs.shape[-1] * 8, dtype="float32").reshape(-1, 8)}
@@ -570,3 +588,12 @@ def test_a_callback_s_rate_does_not_fall_anew_at_each_start(project):
         trainer(*flags, f"--steps={steps}", "--run_dir=cut", cwd=project)
     assert summary(project / "cut")["weights_sha256"] == summary(project / "whole")["weights_sha256"]
     assert lines(project / "whole")[-1]["learning_rate"] == pytest.approx(1e-3 * 0.8**2)  # in the second epoch
+
+
+@pytest.mark.parametrize("where", [("--strategy=mirrored", "--devices=2"), ("--backend=jax",)], ids=BACKENDS)
+def test_numbers_alone_in_bfloat16(where, project):
+    flags = (*where, "--model=my_project:scaled", "--precision=bfloat16", "--replicas=2", "--learning_rate=0.02")
+    trainer(*flags, "--steps=20", "--run_dir=whole", cwd=project)
+    for steps in (10, 20):
+        trainer(*flags, f"--steps={steps}", "--run_dir=cut", cwd=project)
+    assert summary(project / "cut")["weights_sha256"] == summary(project / "whole")["weights_sha256"]
