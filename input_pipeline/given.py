@@ -14,8 +14,8 @@ def adapted(given: Any) -> Any:
         from input_pipeline.stream import Stream
 
         return Stream(given)  # a tf.data.Dataset
-    if _is_array(given):
-        return Arrays(np.asarray(given))
+    if _is_array(given) or (isinstance(given, dict) and given and _is_arrays(given)):
+        return Arrays(map_structure(np.asarray, given))
     if isinstance(given, tuple) and len(given) > 3 and all(map(_is_array, given)):
         raise DataError(f"it is {len(given)} arrays: give (x, y) or (x, y, weight)")
     if isinstance(given, tuple | list) and len(given) in (2, 3):

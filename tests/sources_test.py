@@ -304,6 +304,8 @@ def test_what_load_may_return():
         assert given[1] == () if loaded is x else np.array_equal(given[1], y[[4, 0]])
     several = read(prepare(({"a": x, "b": (y, x)}, {"c": y}), 0.0).train, [4, 0])  # several inputs, labels by name
     assert np.array_equal(several[0]["b"][1], x[[4, 0]]) and np.array_equal(several[1]["c"], y[[4, 0]])
+    unlabelled = read(prepare({"train": {"a": x, "b": y}}, 0.0).train, [4, 0])
+    assert np.array_equal(unlabelled[0]["b"], y[[4, 0]]) and unlabelled[1] == ()
     inputs, labels = read(prepare(([x, 2 * x, y], y), 0.0).train, [4, 0])  # as fit() takes them
     assert np.array_equal(inputs[1], 2 * x[[4, 0]]) and np.array_equal(labels, y[[4, 0]]) and len(inputs) == 3
     assert len(prepare(([x, x], [y, y, y]), 0.0).train) == 6
