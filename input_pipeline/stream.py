@@ -48,8 +48,8 @@ class Stream:
             raise DataError(f"the tf.data.Dataset {kind}, and passes are counted: {fix}")
         if _gives_batches(dataset):
             raise DataError(
-                "the tf.data.Dataset gives batches: leave .batch() out, for a run makes its own; where it makes "
-                "sequences, give it drop_remainder=True"
+                "the tf.data.Dataset gives batches: leave .batch() out (what Keras makes of folders: batch_size=None), "
+                "for a run makes its own; where it makes sequences, give it drop_remainder=True"
             )
         self._lock = threading.Lock()
         self._chunks: Any = iter(())

@@ -44,6 +44,10 @@ class Larger:
     train, evaluation, classes = Arrays(IMAGES, LABELS), Arrays(IMAGES.repeat(2, 1), LABELS), 10
 
 
+class Named:
+    train = [{"image": image, "label": label} for image, label in zip(IMAGES, LABELS)]
+
+
 class NotANumber:
     x = np.random.default_rng(0).normal(size=(2048, 8)).astype(np.float32)
     x[77] = np.nan
@@ -316,6 +320,10 @@ def project(tmp_path):
         (["--initialize_from=nowhere"], ["--initialize_from=nowhere", "neither a checkpoint nor"]),
         (["--dataset=user_project:Empty"], ["--dataset=user_project:Empty", "empty (0 examples)"]),
         (["--dataset=user_project:Larger"], ["evaluate on of", "(16, 8, 1)", "does not take", "resizing"]),
+        (
+            ["--dataset=user_project:Named"],
+            ["several arrays", "and no labels", "no one `input_shape`", "return (x, y)"],
+        ),
         (["--dataset=user_project:Labels"], ["label 10 of example", "out of range"]),
         (["--dataset=user_project:Late"], ["label 10 of example 700", "out of range"]),
         (["--model=user_project:nothing"], ["user_project:nothing", "has no 'nothing'"]),

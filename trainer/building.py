@@ -38,6 +38,15 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
     if not callable(make):
         raise UserError("model", config.model, "is a module without build()", "define build(...) -> keras.Model")
     needed = [k for k, p in inspect.signature(make).parameters.items() if p.default is p.empty and k not in arguments]
+    if offered["input_shape"] is None and "input_shape" in needed:
+        labels = "" if flatten(y) else ", and no labels"
+        raise UserError(
+            "dataset",
+            config.dataset,
+            f"gives several arrays for an example's x, {x}{labels}: there is no one `input_shape`, which "
+            f"--model={config.model} needs",
+            "let the source return (x, y), x being one array; or give a model that takes several, by their names",
+        )
     for fact in (name for name, value in offered.items() if value is None and name in needed):
         raise UserError(
             "dataset",
