@@ -159,8 +159,8 @@ def check_function(source: Source, augment: Callable[[Example, Any], Example] | 
         if [(a.dtype, a.tobytes()) for a in then] != [(a.dtype, a.tobytes()) for a in now]:
             raise DataError(
                 f"examples {ids.tolist()} are others when they are read again. A source is a function of the id: draw "
-                "what changes from pass to pass in the dataset's `augment`, by its keys; shuffle a tf.data.Dataset once "
-                "by .shuffle(n, seed=0, reshuffle_each_iteration=False) (what Keras makes of folders: shuffle=False)"
+                "what changes from pass to pass in the dataset's `augment`, by its keys; shuffle a tf.data.Dataset "
+                "once, by .shuffle(n, seed=0, reshuffle_each_iteration=False) (of folders by Keras: shuffle=False)"
             )
 
 
