@@ -310,6 +310,7 @@ def test_what_load_may_return():
     assert np.array_equal(inputs[1], 2 * x[[4, 0]]) and np.array_equal(labels, y[[4, 0]]) and len(inputs) == 3
     assert len(prepare(([x, x], [y, y, y]), 0.0).train) == 6
     assert np.array_equal(read(prepare((list(x), y.tolist()), 0.0).train, [4, 0])[0], x[[4, 0]])
+    assert len(prepare(Rounded(), 0.0).train) == 100
     assert prepare((x, y - 1), 0.0).classes is None  # -1 is no class, but may be a number to be found
     assert prepare(((x, y), (x, y + 3)), 0.0).classes == 6  # as many as can be seen
 
@@ -334,6 +335,16 @@ class Standardized:
 
     def read(self, ids):
         return X[ids] - X[ids].mean(0), Y[ids]
+
+
+class Rounded:
+    """Examples whose last bits depend on how many are read together, as those of a product of matrices."""
+
+    def __len__(self):
+        return 100
+
+    def read(self, ids):
+        return np.where(X[ids] == 16, np.nan, X[ids] * (1 + 1e-7 * len(ids))), Y[ids]
 
 
 class Batches(keras.utils.PyDataset):
