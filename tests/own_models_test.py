@@ -565,7 +565,7 @@ def test_keras_callbacks(backend, project):
         "--learning_rate=0.02",
         "--validation_fraction=0.2",
         "--callbacks=ReduceLROnPlateau(patience=1, factor=0.5, min_delta=0.5)",
-        "--callbacks=EarlyStopping(patience=4, min_delta=0.5)",
+        "--callbacks=EarlyStopping(monitor='val_accuracy', patience=4, min_delta=0.5)",
         "--callbacks=my_project:note(path='notes.txt')",
         "--run_dir=run",
         cwd=project,
@@ -597,3 +597,17 @@ def test_numbers_alone_in_bfloat16(where, project):
     for steps in (10, 20):
         trainer(*flags, f"--steps={steps}", "--run_dir=cut", cwd=project)
     assert summary(project / "cut")["weights_sha256"] == summary(project / "whole")["weights_sha256"]
+
+
+def test_a_run_that_a_callback_has_stopped_goes_on_with_another(project):
+    """What callbacks remember is what has changed of them, and no argument of the start before."""
+    flags = ("--backend=jax", "--dataset=my_project:data", "--model=my_project:net", "--epochs=12", "--run_dir=run")
+    stops = "--callbacks=EarlyStopping(patience={}, min_delta=9.0)"
+    ends = []
+    for patience in (1, 1, 3):  # the same command is done; one with more patience goes on, and counts from where it was
+        out = trainer(*flags, stops.format(patience), cwd=project).stdout
+        assert ("the callbacks are not those of the checkpoint" in out) == (patience == 3)
+        ends.append(summary(project / "run")["step"])
+    assert ends == [63, 63, 125]  # of epochs of 31.25 steps the first is the best, the second the end, then the fourth
+    trainer(*flags, cwd=project)
+    assert summary(project / "run")["status"] == "done"

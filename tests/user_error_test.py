@@ -160,6 +160,14 @@ def measured(input_shape, classes, by=Largest):
     return model
 
 
+def of_each(y, y_pred):
+    return keras.ops.mean(y_pred, -1)
+
+
+def measured_by_each(input_shape, classes):
+    return measured(input_shape, classes, lambda: of_each)
+
+
 def measured_by_batch(input_shape, classes):
     return measured(input_shape, classes, lambda: of_a_batch)
 
@@ -308,6 +316,10 @@ def project(tmp_path):
         (
             ["--callbacks=EarlyStopping(monitor='val_acc')"],
             ["'val_acc'", "one of accuracy, loss, val_accuracy, val_loss"],
+        ),
+        (
+            ["--model=user_project:measured_by_each", "--callbacks=EarlyStopping(monitor='val_of_each')"],
+            ["maximized or minimized", "add mode='max' or mode='min'"],
         ),
         (["--callbacks=SwapEMAWeights"], ["--callbacks=SwapEMAWeights", "moving averages"]),
         (["--callbacks=EarlyStoping"], ["--callbacks=EarlyStoping"]),

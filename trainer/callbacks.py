@@ -1,10 +1,11 @@
 """Keras callbacks from the flags, and their state over restarts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+from keras.src.callbacks.monitor_callback import MonitorCallback
 
 from input_pipeline.dataset import Dataset
 from trainer import optimizers, plugins
@@ -15,7 +16,87 @@ from trainer.program import Program
 _SAVING = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
 
 
-def create(specs: Sequence[str], program: Program, dataset: Dataset, clock: Clock) -> keras.callbacks.CallbackList:
+class Callbacks(keras.callbacks.CallbackList):
+    """A run's callbacks. What they have changed of their public numbers and strings is remembered over restarts.
+
+    Args:
+      callbacks: Keras's.
+      specs: what each was made from.
+      program: what is trained.
+      told: params, as fit() gives them.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        specs: Sequence[str],
+        program: Program,
+        told: Mapping[str, Any],
+    ) -> None:
+        super().__init__(list(callbacks), model=program.model, **told)
+        self._specs, self._program = list(specs), program
+        self._fresh: list[dict[str, Any]] = []
+
+    def begin(self, epoch: int, saved: list[dict[str, Any]] | None) -> bool:
+        """Begins a start of the run.
+
+        Args:
+          epoch: the number of the first; where the run goes on, it may have begun before.
+          saved: the memory of the checkpoint's; None in a new run.
+
+        Returns:
+          Whether they are those of the checkpoint. If not, those of the same names have their memory back.
+        """
+        rates = [o._learning_rate for o in optimizers.each_of(self._program.optimizer)]
+        before = [(rate, np.array(self._program.to_host(rate))) for rate in rates if isinstance(rate, keras.Variable)]
+        self.on_train_begin()
+        self._fresh = self._plain()
+        remembered = self._remembered(saved or [])
+        for callback, memory in zip(self.callbacks, remembered, strict=True):
+            vars(callback).update(memory or {})
+        self.on_epoch_begin(epoch)
+        if saved is not None and None not in remembered:
+            for rate, value in before:  # what they do to it at an epoch's begin was done before the checkpoint
+                self._program.assign(rate, value.__getitem__)
+        return saved is None or [each.get("spec") for each in saved] == self._specs
+
+    def _remembered(self, saved: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
+        """The memory of each: of the same one in the same place, or else of the only one of its name."""
+        if [each.get("spec") for each in saved] == self._specs:
+            return [each["memory"] for each in saved]
+        by_name: dict[str, list[Any]] = {}
+        for each in saved:
+            by_name.setdefault(_name(each.get("spec", "")), []).append(each.get("memory"))
+        found = [by_name.get(_name(spec), []) for spec in self._specs]
+        return [memories[0] if len(memories) == 1 else None for memories in found]
+
+    def memory(self) -> list[dict[str, Any]]:
+        """For each, what it was made from, and what has changed since it began."""
+        missing = object()
+        changed = [
+            {k: v for k, v in now.items() if v != fresh.get(k, missing)}
+            for now, fresh in zip(self._plain(), self._fresh, strict=True)
+        ]
+        return [{"spec": spec, "memory": memory} for spec, memory in zip(self._specs, changed, strict=True)]
+
+    def _plain(self) -> list[dict[str, Any]]:
+        """The public attributes of each that are numbers, strings or None."""
+        kinds = (int, float, str, bool, type(None))
+
+        def value(v: Any) -> Any:
+            return v.item() if isinstance(v, np.generic) else v
+
+        return [
+            {k: value(v) for k, v in vars(c).items() if not k.startswith("_") and isinstance(value(v), kinds)}
+            for c in self.callbacks
+        ]
+
+
+def _name(spec: str) -> str:
+    return spec.partition("(")[0].strip()
+
+
+def create(specs: Sequence[str], program: Program, dataset: Dataset, clock: Clock) -> Callbacks:
     """The callbacks of --callbacks, by a name of keras.callbacks or a dotted path, bound to the model.
 
     Batch hooks are called at the ends of chunks of steps, where the host looks in anyway, with the
@@ -74,7 +155,14 @@ def create(specs: Sequence[str], program: Program, dataset: Dataset, clock: Cloc
             )
         callbacks.append(callback)
     told = {"epochs": clock.epochs_ended(clock.steps), "steps": clock.epoch_steps, "verbose": 0}  # as by fit()
-    return keras.callbacks.CallbackList(callbacks, model=program.model, **told)
+    together = Callbacks(callbacks, specs, program, told)
+    for callback, spec in zip(callbacks, specs, strict=True):
+        if isinstance(callback, MonitorCallback):
+            try:
+                callback._set_monitor_op()  # they would at the first epoch's end, and turn min_delta's sign
+            except ValueError as error:
+                raise UserError("callbacks", spec, str(error), "add mode='max' or mode='min'") from None
+    return together
 
 
 def _logged(program: Program, dataset: Dataset, clock: Clock) -> list[str]:
@@ -82,53 +170,3 @@ def _logged(program: Program, dataset: Dataset, clock: Clock) -> list[str]:
     names = list(program.objective.results(program.objective.no_totals()))
     evaluates = dataset.validation is not None and clock.intervals["evaluate"].amount
     return [*names, *(f"val_{name}" for name in names if evaluates)]
-
-
-def state(callbacks: keras.callbacks.CallbackList) -> list[dict[str, Any]]:
-    """What the callbacks remember: their public attributes that are numbers, strings or None."""
-    plain = (int, float, str, bool, type(None))
-
-    def value(v: Any) -> Any:
-        return v.item() if isinstance(v, np.generic) else v
-
-    return [
-        {k: value(v) for k, v in vars(c).items() if not k.startswith("_") and isinstance(value(v), plain)}
-        for c in callbacks.callbacks
-    ]
-
-
-def begin(
-    callbacks: keras.callbacks.CallbackList, epoch: int, saved: list[dict[str, Any]] | None, program: Program
-) -> bool:
-    """Begins a start of the run, at an epoch.
-
-    Args:
-      callbacks: of the run.
-      epoch: the number of the first; where the run goes on, it may have begun before.
-      saved: what they remembered at the checkpoint; None in a new run.
-      program: what is trained.
-
-    Returns:
-      Whether they are those of the checkpoint, and have their memory back.
-    """
-    rates = [o._learning_rate for o in optimizers.each_of(program.optimizer)]
-    before = [(rate, np.array(program.to_host(rate))) for rate in rates if isinstance(rate, keras.Variable)]
-    callbacks.on_train_begin()
-    restored = _restore(callbacks, saved)
-    callbacks.on_epoch_begin(epoch)
-    if saved is not None and restored:  # what they do to a rate at an epoch's begin was done before the checkpoint
-        for rate, value in before:
-            program.assign(rate, value.__getitem__)
-    return restored
-
-
-def _restore(callbacks: keras.callbacks.CallbackList, saved: list[dict[str, Any]] | None) -> bool:
-    """Gives the callbacks back what they remembered; False, and nothing done, if they are other ones."""
-    if saved is None:
-        return True
-    pairs = list(zip(callbacks.callbacks, saved, strict=False))
-    if len(saved) != len(callbacks.callbacks) or any(a.keys() - vars(c).keys() for c, a in pairs):
-        return False
-    for callback, attributes in pairs:
-        vars(callback).update(attributes)
-    return True

@@ -16,7 +16,7 @@ class Progress(NamedTuple):
     Attributes:
       totals: sums since the last line of the log.
       ids: checksum of the examples since then.
-      callbacks: state of each callback, or None.
+      callbacks: the memory of each callback; None in a new run.
       guard: what the guard remembers.
       stopped: whether a callback has ended the run.
     """

@@ -72,8 +72,11 @@ class Training:
         )
         self._callbacks = keras_callbacks.create(config.callbacks, parts.program, parts.dataset, self.clock)
         epoch = self.clock.epochs_ended(self.step)
-        if not keras_callbacks.begin(self._callbacks, epoch, progress.callbacks, parts.program):
-            self.reporting.say("the callbacks are not those of the checkpoint: they start with no memory of the run")
+        if not self._callbacks.begin(epoch, progress.callbacks):
+            self.stopped = False
+            self.reporting.say(
+                "the callbacks are not those of the checkpoint: those of other names have no memory of the run"
+            )
         self._validation: dict[str, float] = {}
         self._profile()
         if not self.step:
@@ -219,8 +222,7 @@ class Training:
     def _save(self, evaluation: dict[str, float], due: bool) -> None:
         if due:
             copies.compare(self.parts, self.step, self._recovery)
-        remembered = keras_callbacks.state(self._callbacks)
-        progress = Progress(self._totals, self._fed(), remembered, self._guard.memory, self.stopped)
+        progress = Progress(self._totals, self._fed(), self._callbacks.memory(), self._guard.memory, self.stopped)
         before = self._ledger.seconds.get("save", 0.0)
         with self._ledger("save"):
             self._recovery.save(progress, evaluation, due, self.ended)
