@@ -321,6 +321,7 @@ def project(tmp_path):
             ["--model=user_project:measured_by_each", "--callbacks=EarlyStopping(monitor='val_of_each')"],
             ["maximized or minimized", "add mode='max' or mode='min'"],
         ),
+        (["--callbacks=ReduceLROnPlateau", "--schedule=cosine"], ["sets the learning rate", "--schedule=constant"]),
         (["--callbacks=SwapEMAWeights"], ["--callbacks=SwapEMAWeights", "moving averages"]),
         (["--callbacks=EarlyStoping"], ["--callbacks=EarlyStoping"]),
         (["--global_batch=65", "--replicas=2"], ["--global_batch=65", "2 logical replicas", "64 or 66"]),

@@ -13,6 +13,7 @@ from trainer.clock import Clock
 from trainer.errors import UserError
 from trainer.program import Program
 
+_SETTING = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)  # the learning rate
 _SAVING = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
 
 
@@ -144,6 +145,14 @@ def create(specs: Sequence[str], program: Program, dataset: Dataset, clock: Cloc
                 "would swap variables that a run does not need swapped: where the optimizer keeps moving averages, "
                 "evaluations, pictures and exports are of them",
                 "leave it out",
+            )
+        rates = [optimizer._learning_rate for optimizer in optimizers.each_of(program.optimizer)]
+        if isinstance(callback, _SETTING) and not all(isinstance(rate, keras.Variable) for rate in rates):
+            raise UserError(
+                "callbacks",
+                spec,
+                "sets the learning rate, and that follows a schedule already",
+                "leave one of the two out: --schedule=constant, without warmup_steps, leaves the rate to callbacks",
             )
         watched = getattr(callback, "monitor", None)
         if isinstance(watched, str) and watched not in (names := _logged(program, dataset, clock)):
