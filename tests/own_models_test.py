@@ -310,6 +310,11 @@ def lent(input_shape, classes):
     return model
 
 
+class UntilLearnt(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = logs["accuracy"] > 0.8
+
+
 def falling():
     return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8)
 
@@ -611,3 +616,14 @@ def test_a_run_that_a_callback_has_stopped_goes_on_with_another(project):
     assert ends == [63, 63, 125]  # of epochs of 31.25 steps the first is the best, the second the end, then the fourth
     trainer(*flags, cwd=project)
     assert summary(project / "run")["status"] == "done"
+
+
+def test_a_callback_stops_a_run_within_an_epoch(project):
+    flags = ("--backend=jax", "--dataset=my_project:data", "--model=my_project:net", "--learning_rate=0.02")
+    where = ("--log_every=1", "--callbacks=my_project:UntilLearnt", "--run_dir=run")
+    trainer(*flags, *where, cwd=project)
+    logged = [line for line in lines(project / "run") if "loss" in line]
+    said = summary(project / "run")
+    assert logged[-1]["accuracy"] > 0.8 >= logged[-2]["accuracy"] and logged[-1]["step"] < 32
+    assert said["status"] == "stopped by a callback" and said["best"]["step"] == said["step"] == logged[-1]["step"]
+    assert said["final"]["val_loss"] == said["best"]["val_loss"]

@@ -137,6 +137,12 @@ def test_processes_that_differ_are_told(backend, different, named, tmp_path):
     assert not (tmp_path / "run" / "definition.json").exists()
 
 
+def test_a_callback_of_one_process_ends_the_run_of_all(tmp_path):
+    flags = ("--strategy=device_mesh", *FLAGS, "--steps=60", "--callbacks=tests.faulty:EndsOne(step=20)")
+    finished(launch(*flags, f"--run_dir={tmp_path}"))
+    assert summary(tmp_path)["status"] == "stopped by a callback" and summary(tmp_path)["step"] == 20
+
+
 def test_variables_of_types_that_tensorflow_does_not_broadcast(tmp_path):
     flags = ("--model=tests.counting", "--precision=bfloat16", "--replicas=2", "--steps=20")
     trainer(*flags, f"--run_dir={tmp_path / 'one'}")

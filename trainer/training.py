@@ -71,8 +71,7 @@ class Training:
             printout.texts(parts), parts.program.model, config.definition() | parts.program.hyperparameters
         )
         self._callbacks = keras_callbacks.create(config.callbacks, parts.program, parts.dataset, self.clock)
-        epoch = self.clock.epochs_ended(self.step)
-        if not self._callbacks.begin(epoch, progress.callbacks):
+        if not self._callbacks.begin(self.clock.epochs_ended(self.step), progress.callbacks):
             self.stopped = False
             self.reporting.say(
                 "the callbacks are not those of the checkpoint: those of other names have no memory of the run"
@@ -122,8 +121,7 @@ class Training:
         due, trouble = self._agreed(self.clock.due(self.step))
         last = self.step >= self.parts.steps
         logs = last or bool(due & {"log", "evaluate", "epoch"})
-        metrics: dict[str, float] = {}
-        evaluation: dict[str, float] = {}
+        metrics, evaluation = dict[str, float](), dict[str, float]()
         self._profile()
         if due or self.ended:
             with self._ledger("step"):
@@ -141,7 +139,8 @@ class Training:
             with self._ledger("callbacks"):
                 self._callbacks.on_epoch_end(epoch - 1, metrics | self._validation)
                 self._callbacks.on_epoch_begin(epoch)
-            self.stopped = bool(self.parts.program.model.stop_training)
+        self.stopped = any(self.parts.peers.gather(bool(self.parts.program.model.stop_training)))
+        evaluation = evaluation or (self._evaluate() if self.stopped else {})  # it may have ended within an epoch
         save = bool(due & {"save", "keep"}) or self.ended
         if (save or evaluation) and (last or not self._guard.in_doubt):
             self._save(evaluation, save)
