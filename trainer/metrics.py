@@ -25,8 +25,13 @@ _OF_ELEMENTS = (
     confusion_metrics._ConfusionMatrixConditionCount,
 )
 _OF_PROBABILITIES = (
-    *(keras.metrics.BinaryAccuracy, keras.metrics.AUC, keras.metrics.BinaryIoU, keras.metrics.FBetaScore),
-    *(keras.metrics.Precision, keras.metrics.Recall, confusion_metrics.SensitivitySpecificityBase),
+    keras.metrics.AUC,
+    keras.metrics.BinaryAccuracy,
+    keras.metrics.BinaryIoU,
+    keras.metrics.FBetaScore,
+    keras.metrics.Precision,
+    keras.metrics.Recall,
+    confusion_metrics.SensitivitySpecificityBase,
     confusion_metrics._ConfusionMatrixConditionCount,
 )
 _NO_SUMS = ("ConcordanceCorrelation", "PearsonCorrelation")  # Keras's own, but the mean over batches
