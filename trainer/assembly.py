@@ -88,16 +88,17 @@ class Assembly:
 
     def check_evaluations(self) -> None:
         """Raises UserError where what is evaluated is of other shapes than training, which the model does not take."""
-        trained_on = self.dataset.spec
+        known = [self.dataset.spec]
         for source in filter(None, (self.dataset.validation, self.dataset.evaluation)):
-            if (spec := example_spec(source)) != trained_on:
+            if (spec := example_spec(source)) not in known:
+                known.append(spec)
                 try:
                     self.program.check_takes(spec)
                 except (ValueError, TypeError, RuntimeError) as error:
                     raise UserError(
                         "dataset",
                         self.config.dataset,
-                        f"has examples to train on of {trained_on[:2]}, and to evaluate on of {spec[:2]}, which "
+                        f"has examples to train on of {known[0][:2]}, and to evaluate on of {spec[:2]}, which "
                         f"--model={self.config.model} does not take: {error}",
                         "give all the same shapes, as by resizing or padding",
                     ) from error
