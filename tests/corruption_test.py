@@ -147,6 +147,8 @@ def test_a_hostile_file_is_set_aside(what, run, tmp_path):
     checkpoint.verify(path)  # so far, all is well
     (copy / "summary.json").unlink()
     flags = ("--model=dense", "--steps=20", "--save_every=10", "--evaluate_every=never")
+    ran = trainer(*flags, f"--run_dir={tmp_path / 'other'}", f"--initialize_from={path}", code=2)
+    assert f"--initialize_from={path}: can't be read" in ran.stderr and "Traceback" not in ran.stderr
     assert "set aside as damaged" in trainer(*flags, f"--run_dir={copy}").stdout
     assert summary(copy)["weights_sha256"] == summary(run)["weights_sha256"]
 

@@ -150,7 +150,7 @@ def test_variables_of_types_that_tensorflow_does_not_broadcast(tmp_path):
     assert summary(tmp_path / "one")["weights_sha256"] == summary(tmp_path / "two")["weights_sha256"]
 
 
-@pytest.mark.parametrize("backend", STRATEGY)
+@pytest.mark.parametrize("backend", ["jax", pytest.param("tensorflow", marks=pytest.mark.long)])
 def test_addresses_of_version_six(backend, tmp_path):
     need(socket.has_dualstack_ipv6(), "this machine has no IPv6")
     addresses = ",".join(f"[::1]:{port}" for port in free_ports(2))

@@ -385,7 +385,7 @@ def test_what_load_may_not_return(loaded, said):
         prepare(loaded, 0.0).facts()
 
 
-@pytest.mark.parametrize("examples", [1, 63, 64, 65])
+@pytest.mark.parametrize("examples", [1, 65, *(pytest.param(n, marks=pytest.mark.long) for n in (63, 64))])
 def test_fewer_examples_than_a_batch(examples, tmp_path):
     """A batch runs on into the next pass; each example still counts once in an evaluation."""
     data = f"--dataset=synthetic(examples={examples},evaluation_examples={examples})"

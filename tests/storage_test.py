@@ -155,7 +155,7 @@ def test_ctrl_c_saves_and_a_second_one_leaves_at_once(tmp_path):
     flags = ("--model=dense", "--save_every=never", "--log_every=100", "--evaluate_every=never")
     run = tmp_path / "run"
     for second in (True, False):
-        slow = {"LD_PRELOAD": shim(), "SHIM_SLOW_FSYNC": "4"}
+        slow = {"LD_PRELOAD": shim(), "SHIM_SLOW_FSYNC": "2"}
         process = start(*flags, "--steps=100000000", f"--run_dir={run}", **slow)
         wait_for_checkpoint(process, run, 0)
         lines_before = len(lines(run)) if (run / "metrics.jsonl").exists() else 0

@@ -15,7 +15,7 @@ def read_model_variables(path: pathlib.Path, program: Program, manifest: dict[st
     """Loads the model's variables of another run's checkpoint; the optimizer stays as it is.
 
     Raises:
-      UserError: the other run's model has other variables; they are named.
+      UserError: the other run's model has other variables, which are named; or the checkpoint can't be read.
     """
 
     def of_model(facts: dict[str, Any]) -> dict[str, Any]:
@@ -34,13 +34,16 @@ def read_model_variables(path: pathlib.Path, program: Program, manifest: dict[st
             f"holds another model:{table}",
             "give a checkpoint of the same model; or build this one from an export of the other: docs/extending.md",
         )
-    if checkpoint.WEIGHTS not in manifest["files"]:
-        checkpoint.read_shards(path, program, manifest, here)
-        return
-    optimizer = [(v, keras.ops.convert_to_numpy(v.value)) for v in program.optimizer.variables]
-    with warnings.catch_warnings():  # another optimizer's variables are skipped, and are not wanted
-        warnings.simplefilter("ignore")
-        hdf5.read_weights(path / checkpoint.WEIGHTS, program)
+    try:
+        if checkpoint.WEIGHTS not in manifest["files"]:
+            checkpoint.read_shards(path, program, manifest, here)
+            return
+        optimizer = [(v, keras.ops.convert_to_numpy(v.value)) for v in program.optimizer.variables]
+        with warnings.catch_warnings():  # another optimizer's variables are skipped, and are not wanted
+            warnings.simplefilter("ignore")
+            hdf5.read_weights(path / checkpoint.WEIGHTS, program)
+    except (checkpoint.Damaged, OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError("initialize_from", path, f"can't be read: {error}", "give another checkpoint") from None
     for variable, value in optimizer:
         variable.assign(value)
 

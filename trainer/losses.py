@@ -100,7 +100,7 @@ def compile_model(
     summed = CompileMetrics(None, metrics, output_names=getattr(model, "output_names", None))
     summed = build_metrics(config, summed, dataset, y, y_pred)
     object.__setattr__(model, "_compile_metrics", summed)  # callbacks ask it whether more is better; not a layer's
-    if all(takes_logits(each) for each in found if each is not None):
+    if {takes_logits(each) for each in found if each is not None} == {True}:
         doubts["metrics"] = of_probabilities(summed)
     return combined, summed, known, {of: words for of, words in doubts.items() if words}
 
