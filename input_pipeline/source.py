@@ -48,7 +48,10 @@ class Arrays:
         self.arrays = arrays
         for array in flatten(arrays):
             if array.dtype.kind in "OSU":
-                raise DataError(f"an array has dtype {array.dtype}: give numbers, in arrays of one shape")
+                raise DataError(
+                    f"an array has dtype {array.dtype}: give numbers, in arrays of one shape (of words, say, those of "
+                    "numpy.unique(words, return_inverse=True), or of keras.layers.StringLookup called where you load)"
+                )
         lengths = [len(array) for array in flatten(arrays)]
         if len(set(lengths)) != 1:
             raise DataError(f"the arrays differ in length: {lengths}")

@@ -9,6 +9,7 @@ import platform
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 
 from absl import logging
@@ -101,6 +102,8 @@ def prepare(backend: str, exact: bool = False) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         logging.set_verbosity(logging.WARNING)  # JAX and TensorFlow log through absl
+        # Keras asks for them where it counts classes.
+        warnings.filterwarnings("ignore", "Explicitly requested dtype int64", module=r"keras\.")
 
 
 def go_past_proxies(cluster: Cluster) -> None:

@@ -17,7 +17,7 @@ from input_pipeline.source import map_structure, read
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.logits import gives_logits, takes_logits
-from trainer.metrics import EXAMPLES, TOLERANCE, build_metrics, drawn, is_keras_own, of_probabilities
+from trainer.metrics import EXAMPLES, TOLERANCE, build_metrics, drawn, in_floats, is_keras_own, of_probabilities
 from trainer.weighing import Losses, shapes
 
 _MANY = 2**26  # numbers; with more outputs, a loss is not tried on any
@@ -97,7 +97,7 @@ def compile_model(
         known = [each for _, each in sorted(zip(names, known, strict=True), key=lambda pair: pair[0])]
     combined = Losses(config.model, found, weights, names, config.global_batch)
     doubts = {"loss": "" if loss is None else _try(combined, found, dataset, y, y_pred)}
-    summed = CompileMetrics(None, metrics, output_names=getattr(model, "output_names", None))
+    summed = CompileMetrics(None, in_floats(metrics), output_names=getattr(model, "output_names", None))
     summed = build_metrics(config, summed, dataset, y, y_pred)
     object.__setattr__(model, "_compile_metrics", summed)  # callbacks ask it whether more is better; not a layer's
     if {takes_logits(each) for each in found if each is not None} == {True}:

@@ -39,6 +39,23 @@ EXAMPLES = 4  # to try a loss or a metric on
 TOLERANCE = 1e-4  # relative, of float32 sums in another order
 
 
+def in_floats(metrics: Any) -> Any:
+    """Lets Keras's metrics of pixels count in float32, as all sums here are.
+
+    Theirs are integers, in which weights between 0 and 1 are 0, and which end at 2**31 on JAX.
+
+    Args:
+      metrics: a nested structure of what compile() takes.
+    """
+
+    def convert(metric: Any) -> Any:
+        if isinstance(metric, keras.metrics.IoU) and type(metric).__module__.startswith("keras."):
+            return type(metric).from_config(metric.get_config() | {"dtype": "float32"})
+        return metric
+
+    return keras.tree.map_structure(convert, metrics)
+
+
 def build_metrics(config: Config, metrics: CompileMetrics, dataset: Dataset, y: Any, y_pred: Any) -> CompileMetrics:
     """Makes the metrics' variables, which some create in their first update only, and resets them.
 

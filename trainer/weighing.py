@@ -100,7 +100,9 @@ class Losses:
                     self.flag,
                     f"its loss {loss.name!r} returns shape {tuple(values.shape)}, not one value per example: a mean "
                     "taken inside can't be weighted, padded or split over devices",
-                    "return one value per example, such as ops.mean(..., axis=-1)",
+                    "return one value per example, such as ops.mean(..., axis=-1)"
+                    + f"; of keras.losses, create it with axis={tuple(range(1, len(output.shape)))}"
+                    * (getattr(loss, "axis", ()) is None),
                 )
             found.append((factor, values, masks))
         return found
