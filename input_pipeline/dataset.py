@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from input_pipeline import order
-from input_pipeline.given import adapted
+from input_pipeline.given import adapted, is_whole
 from input_pipeline.labels import Labels
 from input_pipeline.source import (
     Arrays,
@@ -23,6 +23,8 @@ from input_pipeline.source import (
     is_streamed,
     map_structure,
 )
+
+_PARTS = {2: ("train", "evaluation"), 3: ("train", "validation", "evaluation")}  # of a tuple, in the usual order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +71,8 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
 
     Args:
       loaded: an object, module or dict with `train` and perhaps other attributes of Dataset; or, as keras.datasets
-        return them, ((x_train, y_train), (x_test, y_test)); or the training examples alone.
+        return them, ((x_train, y_train), (x_test, y_test)), or as many sources, or three, of which the second is to
+        validate on; or the training examples alone.
       validation_fraction: share of the training examples held out; 0 validates on `validation`, or else on
         `evaluation`.
 
@@ -125,8 +128,8 @@ def _classes(labels: list[Any]) -> int | None:
 
 def _named(loaded: Any) -> Any:
     """What was loaded, as an object with `train`."""
-    if isinstance(loaded, tuple) and len(loaded) == 2 and isinstance(loaded[0], tuple):
-        loaded = dict(zip(("train", "evaluation"), loaded, strict=True))
+    if isinstance(loaded, tuple) and len(loaded) in _PARTS and all(map(is_whole, loaded)):
+        loaded = dict(zip(_PARTS[len(loaded)], loaded, strict=True))
     elif not (isinstance(loaded, dict) or hasattr(loaded, "train")) and isinstance(source := adapted(loaded), Source):
         loaded = {"train": source}
     known = [field.name for field in dataclasses.fields(Dataset)]

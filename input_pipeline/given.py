@@ -30,6 +30,14 @@ def adapted(given: Any) -> Any:
     return Items(given) if items and not isinstance(given, Source) else given
 
 
+def is_whole(part: Any) -> bool:
+    """Whether it is a part of a dataset, such as what to train on, and not of its examples, such as their labels."""
+    if isinstance(part, tuple):
+        return True
+    source = None if isinstance(part, list | dict) or _is_array(part) else adapted(part)
+    return isinstance(source, Source)
+
+
 def _without_lists(parts: tuple[Any, ...]) -> tuple[Any, ...]:
     """x, y and weight, of which a list holds examples or, as fit() takes them, the arrays of several inputs."""
     lists = [part for part in parts if isinstance(part, list)]

@@ -36,7 +36,7 @@ def test_arrays_in_files(tmp_path):
     assert isinstance(arrays.load(str(tmp_path)).train.arrays[0], np.memmap)  # it need not fit the memory
     of_files = trainer("--dataset=arrays", f"--data_dir={tmp_path}", *FLAGS, f"--run_dir={tmp_path / 'a'}")
     trainer("--dataset=digits", *FLAGS, f"--run_dir={tmp_path / 'b'}")
-    assert "1,437 to train on, 360 to test on" in of_files.stdout
+    assert "1,437 examples to train on, 360 to test on" in of_files.stdout
     assert summary(tmp_path / "a")["weights_sha256"] == summary(tmp_path / "b")["weights_sha256"]
 
 
@@ -100,7 +100,7 @@ def test_damaged_records_are_told_or_left_out(tf_records, tmp_path):
     told = trainer(f"--dataset={spec % 0}", *flags, f"--run_dir={tmp_path / 'run'}", code=2).stderr
     assert "train.tfrecord at byte 0: a damaged record" in told and "skip_bad" in told
     left_out = trainer(f"--dataset={spec % 1}", *flags, f"--run_dir={tmp_path / 'run'}").stdout
-    assert "1 damaged records are left out" in left_out and "699 to train on" in left_out
+    assert "1 damaged records are left out" in left_out and "699 examples to train on" in left_out
 
 
 def test_no_records(tmp_path):
@@ -283,12 +283,27 @@ class Column:
         return self.values
 
 
+class Rows:
+    """A data source of another library's."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i], self.y[i]
+
+
 def test_what_load_may_return():
     x, y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2])
     items = [(x[i], y[i]) for i in range(6)]
     for loaded, evaluated, classes in (
         (((x, y), (x[:2], y[:2])), 2, 3),  # keras.datasets'
         ((x, y), None, 3),
+        (((x, y), (x[:3], y[:3]), (x[:2], y[:2])), 2, 3),  # the second to validate on
+        ((Rows(x, y), Rows(x[:2], y[:2])), 2, None),
         (items, None, None),
         (x, None, None),  # without labels
         ([x, y], None, 3),
@@ -311,6 +326,7 @@ def test_what_load_may_return():
     assert len(prepare(([x, x], [y, y, y]), 0.0).train) == 6
     assert np.array_equal(read(prepare((list(x), y.tolist()), 0.0).train, [4, 0])[0], x[[4, 0]])
     assert len(prepare(Rounded(), 0.0).train) == 100
+    assert len(prepare(((x, y), (x[:3], y[:3]), (x[:2], y[:2])), 0.0).validation) == 3
     assert prepare((x, y - 1), 0.0).classes is None  # -1 is no class, but may be a number to be found
     assert prepare(((x, y), (x, y + 3)), 0.0).classes == 6  # as many as can be seen
 
@@ -544,7 +560,7 @@ def test_tfds_by_name(tmp_path):
     (tmp_path / "little.py").write_text(TFDS)
     flags = ("--backend=jax", f"--data_dir={tmp_path / 'tfds'}", "--steps=20", f"--run_dir={tmp_path / 'run'}")
     out = trainer("--dataset=little:load", *flags, cwd=tmp_path).stdout
-    assert "400 to train on, 50 to test on" in out
+    assert "400 examples to train on, 50 to test on" in out
     flags = (*flags[:-1], f"--run_dir={tmp_path / 'other'}")
     wrong = trainer("--dataset=tfds(name='no_such_set')", *flags, code=2, cwd=tmp_path)
     assert "TensorFlow Datasets can't give 'no_such_set'" in wrong.stderr

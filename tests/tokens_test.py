@@ -51,7 +51,7 @@ def test_tokens_of_a_keras_hub_preset(tmp_path):
     model = "--model=transformer(width=32,depth=1,heads=2,groups=2,hidden=32)"
     flags = (data, model, "--steps=60", "--learning_rate=0.01", f"--run_dir={tmp_path / 'run'}")
     out = trainer(*flags, f"--data_dir={tmp_path}", "--backend=jax").stdout
-    assert "262 to train on" in out  # windows of 16 of 3 x (100 lines of 14 tokens, and an end token)
+    assert "262 examples to train on" in out  # windows of 16 of 3 x (100 lines of 14 tokens, and an end token)
     assert summary(tmp_path / "run")["final"]["test_accuracy"] > 0.8  # the number in the held-out file was never seen
     loaded = text.load(str(tmp_path), "*.txt", context=16, held_out=4, tokenizer=str(preset))
     words = loaded.train.read(np.arange(8))[0].ravel()

@@ -71,6 +71,18 @@ def scalar_loss(input_shape, classes):
     return model
 
 
+class Adds(keras.Model):
+    # What it adds is no number.
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(10)
+
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x, axis=(1, 2, 3)))
+        return self.dense(keras.ops.mean(x, axis=(1, 2)))
+
+
 def not_flat(classes):
     return keras.Sequential([keras.layers.Dense(classes)])
 
@@ -341,6 +353,7 @@ def project(tmp_path):
         (["--dataset=user_project:Late"], ["label 10 of example 700", "out of range"]),
         (["--model=user_project:nothing"], ["user_project:nothing", "has no 'nothing'"]),
         (["--model=user_project:scalar_loss"], ["not one value per example"]),
+        (["--model=user_project:Adds"], ["adds a loss of shape (64,) by add_loss()", "ops.mean"]),
         (
             ["--model=user_project:not_flat"],
             ["outputs (batch, 8, 8, 10)", "labels (batch,)", "'sparse_categorical_crossentropy'", "Flatten"],

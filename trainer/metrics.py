@@ -79,7 +79,7 @@ def build_metrics(config: Config, metrics: CompileMetrics, dataset: Dataset, y: 
             fix = "give its update_state(y_true, y_pred, sample_weight=None) that argument: padding has weight 0"
         else:
             reason = f"has outputs {shapes(y_pred)} for labels {shapes(y)}, which a metric does not take: {error}"
-            fix = "let the last layers give what is compared with a label (is a Flatten missing?)"
+            fix = "let the last layers give what is compared with a label (is a Flatten missing?), or reshape labels"
         raise UserError("model", config.model, reason, fix) from error
     metrics.reset_state()
     for metric in metrics.metrics:

@@ -73,7 +73,7 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
     lengths = [
         f"{len(source):,} {name}"
         for name, source in (
-            ("to train on", parts.dataset.train),
+            ("examples to train on", parts.dataset.train),
             ("to validate on", parts.dataset.validation),
             ("to test on", parts.dataset.evaluation),
         )
@@ -86,7 +86,7 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
         "strategy": f"{config.strategy}: {strategy.description}",
         "batch": f"{b} examples a step = {v} logical replicas x {b // v} examples; "
         f"each of {_count(r, 'device')} computes {_count(v // r, 'replica')} a step",
-        "data": f"{config.dataset}: {', '.join(lengths)} examples",
+        "data": f"{config.dataset}: {', '.join(lengths)}",
         "length": f"{parts.steps} steps{done} = {parts.steps * b / n:.4g} epochs of {n / b:.4g} steps",
         "model": f"{config.model}: {parameters:,} parameters, {config.precision}; {how['optimizer']}, "
         f"learning rate {how['learning_rate']:g} ({how['schedule']})",

@@ -63,7 +63,16 @@ class Losses:
         return objective, weight
 
     def check(self, own: Sequence[Tensor]) -> None:
-        """Raises UserError where a model in training has neither a loss nor one of its own."""
+        """Raises UserError where a model in training has neither a loss nor its own, or one that is no number."""
+        for loss in own:
+            if len(loss.shape):
+                raise UserError(
+                    "model",
+                    self.flag,
+                    f"adds a loss of shape {tuple(loss.shape)} by add_loss(): fit() would add its values up, and "
+                    "larger batches be another loss",
+                    "add one number, such as ops.mean(...)",
+                )
         if not own and all(loss is None for loss in self._losses):
             raise UserError(
                 "model",
