@@ -237,6 +237,11 @@ def hashing(input_shape, classes):
     return keras.Sequential(layers)
 
 
+def wide(input_shape, classes):
+    layers = [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes, dtype="float64")]
+    return keras.Sequential(layers)
+
+
 def not_for_xla(input_shape, classes):
     import tensorflow as tf
 
@@ -399,6 +404,7 @@ def project(tmp_path):
         ),
         (["--model=user_project:measuring"], ["changes activity/total in call()", "compile()"]),
         (["--model=user_project:hashing"], ["hashing (Hashing)", "TensorFlow", "the source"]),
+        (["--model=user_project:wide"], ["computes in float64", "JAX in 32 bits"]),
         (["--model=user_project:compiled", "--learning_rate=0.1"], ["compiled with SGD", "--optimizer=adam"]),
         (["--model=user_project:compiled(gradient_accumulation_steps=2)"], ["accumulates gradients", "--replicas"]),
         (["--model=user_project:not_for_xla"], ["user_project:not_for_xla", "XLA", "EagerPyFunc", "jit_compile=False"]),

@@ -158,6 +158,16 @@ def _check(config: Config, model: keras.Model) -> None:
                 "examples come in random order",
                 "delete it, and give each sequence whole",
             )
+        wide = "float64" in (layer.compute_dtype, layer.variable_dtype) and not isinstance(
+            layer, keras.layers.InputLayer
+        )
+        if keras.config.backend() == "jax" and wide:
+            raise UserError(
+                "model",
+                config.model,
+                f"layer {layer.path} computes in float64, and JAX in 32 bits",
+                "leave its dtype out, or use --backend=tensorflow",
+            )
         if keras.config.backend() == "jax" and isinstance(layer, _OF_TABLES):
             raise UserError(
                 "model",
