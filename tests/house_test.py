@@ -60,6 +60,7 @@ FLOORS = {
     "trainer.assembly": 3,
     "trainer.copies": 3,
     "trainer.gallery": 4,
+    "trainer.validation": 4,
     "trainer.utilization": 4,
     "trainer.prometheus": 2,
     "trainer.health": 4,

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import socket
 import time
 
@@ -9,7 +10,7 @@ import pytest
 
 from launch.local import free_ports
 from tests.conftest import need
-from tests.running import REPOSITORY, curve, deviation, finished, launch, start, summary, trainer
+from tests.running import REPOSITORY, curve, deviation, finished, launch, lines, start, summary, trainer
 from trainer.cluster import expand_nodes
 from trainer.connection import listen
 
@@ -160,6 +161,31 @@ def test_addresses_of_version_six(backend, tmp_path):
         _, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
     assert summary(tmp_path / "run")["step"] == 10
+
+
+def test_an_evaluation_is_broken_off_by_a_signal_to_one_process(tmp_path):
+    """At an epoch's end: nothing that was due there is left out, or done twice, when one process goes on."""
+    flags = ("--strategy=device_mesh", "--model=mlp", "--replicas=2", "--steps=40", "--log_every=10")
+    flags += ("--dataset=synthetic(examples=2000, evaluation_examples=400000)", "--save_every=never")
+    flags += ("--callbacks=ReduceLROnPlateau(patience=1, factor=0.5, min_delta=100)",)  # at each end but the first
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    trainer(*flags, f"--run_dir={whole}")
+    addresses = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    processes = [start(*flags, f"--run_dir={run}", f"--cluster={index}@{addresses}") for index in range(2)]
+    while not (run / "metrics.jsonl").exists() or len(lines(run)) < 3:
+        assert all(process.poll() is None for process in processes), [p.communicate() for p in processes]
+        time.sleep(0.02)
+    processes[1].send_signal(signal.SIGTERM)
+    for process in processes:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 75, err
+    assert lines(run)[-1]["step"] == 30, "of 32, with which the epoch ends"
+    assert sorted(p.name for p in (run / "checkpoints").glob("0*")) == ["00000000", "00000032"]
+    trainer(*flags, f"--run_dir={run}")
+    for name in ("loss", "val_loss", "learning_rate", "ids"):
+        assert [line.get(name) for line in lines(run)] == [line.get(name) for line in lines(whole)]
+    assert summary(run)["weights_sha256"] == summary(whole)["weights_sha256"]
+    assert summary(run)["best"] == summary(whole)["best"]
 
 
 TASK = {"type": "worker", "index": 0}

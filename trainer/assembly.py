@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
@@ -20,6 +20,10 @@ from trainer.peers import Peers
 from trainer.program import Program
 from trainer.strategies import Strategy
 from trainer.strategies.base import Block
+
+
+class BrokenOff(Exception):
+    """An evaluation was not finished, for this start of the run was told to stop."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,14 +118,26 @@ class Assembly:
                 raise pipeline.error from None
             raise
 
-    def evaluate(self, source: Source, prefix: str) -> dict[str, float]:
-        """Loss and metrics over a source, each example counted once, under names with a prefix."""
+    def evaluate(self, source: Source, prefix: str, told: Callable[[], bool] | None = None) -> dict[str, float]:
+        """Loss and metrics over a source, each example counted once, under names with a prefix.
+
+        Args:
+          source: the examples.
+          prefix: of the names.
+          told: whether to break off; asked between blocks.
+
+        Raises:
+          BrokenOff: it was told so.
+        """
         pipeline = self.pipeline(source, shuffled=False)
         totals, left = self.program.objective.no_totals(), pipeline.steps
         for block in self.blocks(pipeline):
             self.peers.doing("evaluate")  # each block is progress
-            totals = self.strategy.evaluate(block, min(left, pipeline.block), totals)
+            before, totals = totals, self.strategy.evaluate(block, min(left, pipeline.block), totals)
+            keras.ops.convert_to_numpy(before.counts)  # at most two blocks are on the devices, however slow they are
             left -= pipeline.block
+            if told and left > 0 and told():
+                raise BrokenOff
         return {f"{prefix}{k}": v for k, v in self.program.objective.results(totals).items()}
 
     def probe(self) -> float:

@@ -12,6 +12,7 @@ import keras
 
 from trainer import preemption
 from trainer.assembly import Assembly
+from trainer.clock import Interval
 from trainer.cluster import outside_interfaces
 from trainer.config import Config
 from trainer.host_memory import HostMemory
@@ -80,6 +81,7 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
         if source is not None and not (name == "to validate on" and source is parts.dataset.evaluation)
     ]
     done = f" ({step} are done)" if step else ""
+    often = f"every {config.save_every}" if Interval.parse(config.save_every).amount else "at the end"
     lines = {
         "run": f"{directory}; {origin}",
         "versions": f"{versions}; Keras on {keras.config.backend()}",
@@ -92,8 +94,7 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
         f"learning rate {how['learning_rate']:g} ({how['schedule']})",
         **program.doubts,
         "memory": f"{size(variables)} of variables + {size(gradients)} of gradients on each device, and activations",
-        "saving": f"every {config.save_every} to {directory / 'checkpoints'}, "
-        f"the newest {config.keep} and the best are kept",
+        "saving": f"{often} to {directory / 'checkpoints'}, the newest {config.keep} and the best are kept",
         "continue": config.command(),
         "watch": f"tensorboard --logdir {shlex.quote(str(directory / 'tensorboard'))}",
     }

@@ -19,6 +19,7 @@ class Progress(NamedTuple):
       callbacks: the memory of each callback; None in a new run.
       guard: what the guard remembers.
       stopped: whether a callback has ended the run.
+      owed: names of what was due at this step and is not done, for a signal broke it off.
     """
 
     totals: Totals
@@ -26,6 +27,7 @@ class Progress(NamedTuple):
     callbacks: list[dict[str, Any]] | None = None
     guard: dict[str, Any] = {}
     stopped: bool = False
+    owed: list[str] = []
 
 
 def pack(progress: Progress) -> dict[str, Any]:

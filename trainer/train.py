@@ -22,6 +22,8 @@ def run(config: Config, peers: Peers) -> int:
             directory.record(parts.program.replicas, printout.facts(parts))
             training = Training(parts, directory, ledger)  # since when, how it is going
         pipeline = training.pipeline
+        if training.owed:
+            training.do_what_is_due()
         blocks = parts.blocks(pipeline, training.step // pipeline.block)
         for first in range(training.step // pipeline.block * pipeline.block, parts.steps, pipeline.block):
             if training.ended:
@@ -41,13 +43,13 @@ def run(config: Config, peers: Peers) -> int:
 def _finish(training: Training, directory: RunDirectory, ledger: Ledger) -> int:
     """Ends the run or, when it was told to stop, this start of it. Returns the exit code."""
     parts, reporting = training.parts, training.reporting
-    if training.step < parts.steps and not training.stopped:
+    final = training.final_metrics()
+    if final is None:
         parts.peers.gather(0)  # the chief has saved
         reporting.say(printout.preempted(parts, training.told, training.step))
         training.history.write(training.step, "told to stop")
         reporting.close()
         return PREEMPTED
-    final = training.final_metrics()
     training.history.write(training.step, "done")
     whole = history.account(history.read(directory.starts)) if parts.peers.cluster.is_chief else None
     seconds = ledger.table()
@@ -55,7 +57,7 @@ def _finish(training: Training, directory: RunDirectory, ledger: Ledger) -> int:
         "status": "stopped by a callback" if training.stopped else "done",
         "step": training.step,
         "final": final,
-        "best": training.best,
+        "best": training.recovery.best,
         "weights_sha256": parts.program.weights_sha256(),
         "seconds": seconds,
         "starts": whole.starts if whole else 0,

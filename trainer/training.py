@@ -1,5 +1,6 @@
 """One start of a run: its state between steps, and all that happens there."""
 
+import contextlib
 import functools
 from typing import Any
 
@@ -8,10 +9,9 @@ import numpy as np
 
 from trainer import callbacks as keras_callbacks
 from trainer import copies, printout
-from trainer.assembly import Assembly
+from trainer.assembly import Assembly, BrokenOff
 from trainer.clock import Clock, Interval
 from trainer.errors import UserError
-from trainer.gallery import Gallery
 from trainer.guard import Guard
 from trainer.health import Health
 from trainer.history import History
@@ -22,6 +22,7 @@ from trainer.reporting import Nothing, Reporting
 from trainer.run_directory import RunDirectory
 from trainer.sums import NEVER
 from trainer.utilization import Utilization
+from trainer.validation import Validation
 
 
 class Training:
@@ -47,7 +48,7 @@ class Training:
             config.profile_range() or (),
         )
         kept = functools.partial(self.clock.falls_on, "keep")
-        self._recovery = Recovery(config, directory, parts.program, parts.peers, parts.probe, kept)
+        self.recovery = Recovery(config, directory, parts.program, parts.peers, parts.probe, kept)
         self._preemption = Preemption(directory.deadline, chief)
         with ledger("restore"):
             restored = self._restore()
@@ -58,8 +59,10 @@ class Training:
         self._ids, self._ids_before = 0, progress.ids  # checksums of the examples since the last line of the log
         self._compiled = self._tracing = False
         self.told, self._pace = 0, 1  # told: what all have agreed to obey; pace: see the clock
+        self.owed = set(progress.owed)  # what was due when the start before was told to stop
         self._stalls: list[float] = []  # seconds that saves since the last line of the log held the training up
-        self.health, self.utilization, self._gallery = Health(parts), Utilization(parts, self.step), Gallery(parts)
+        self.health, self.utilization = Health(parts), Utilization(parts, self.step)
+        self._validation = Validation(parts, ledger, self._is_told)
         self.reporting: Reporting | Nothing = Nothing()
         self.history: History | Nothing = Nothing()
         if chief:
@@ -71,12 +74,11 @@ class Training:
             printout.texts(parts), parts.program.model, config.definition() | parts.program.hyperparameters
         )
         self._callbacks = keras_callbacks.create(config.callbacks, parts.program, parts.dataset, self.clock)
-        if not self._callbacks.begin(self.clock.epochs_ended(self.step), progress.callbacks):
+        if not self._callbacks.begin(self.clock.epochs_ended(self.step) - ("epoch" in self.owed), progress.callbacks):
             self.stopped = False
             self.reporting.say(
                 "the callbacks are not those of the checkpoint: those of other names have no memory of the run"
             )
-        self._validation: dict[str, float] = {}
         self._profile()
         if not self.step:
             self._save({}, due=True)  # from here on there is always a good checkpoint
@@ -84,9 +86,9 @@ class Training:
     def _restore(self) -> Restored:
         """The chief sets damaged checkpoints aside; then all read the same."""
         if self.parts.peers.cluster.is_chief:
-            self._recovery.tidy()
+            self.recovery.tidy()
         self.parts.peers.gather(0)
-        restored = self._recovery.restore()
+        restored = self.recovery.restore()
         steps = self.parts.peers.gather(restored.step)
         if len(set(steps)) > 1:
             raise UserError(
@@ -99,7 +101,7 @@ class Training:
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing left to do, or somebody asked to stop."""
+        """Whether there are no steps left to do, or somebody asked to stop."""
         return self.step >= self.parts.steps or self.stopped or bool(self.told)
 
     def advance(self, block: Any, first: int, end: int) -> None:
@@ -117,35 +119,37 @@ class Training:
             self.reporting.started(end)
 
     def do_what_is_due(self) -> None:
-        """Everything that happens between steps, in one place and one order."""
-        due, trouble = self._agreed(self.clock.due(self.step))
+        """Everything that happens between steps, in one place and one order; what is broken off is owed."""
+        due, trouble = self._agreed(self.clock.due(self.step) | self.owed)
         last = self.step >= self.parts.steps
         logs = last or bool(due & {"log", "evaluate", "epoch"})
         metrics, evaluation = dict[str, float](), dict[str, float]()
         self._profile()
-        if due or self.ended:
+        if (due or self.ended) and any(self._totals.counted[:2]):
             with self._ledger("step"):
                 metrics = self.parts.program.objective.results(self._totals)
             trouble = trouble or self._trouble(metrics["loss"], logs)
         if trouble:
             self._go_back(trouble)
             metrics = {}
-        if "evaluate" in due or last:
-            evaluation = self._evaluate()
-        if metrics and logs:
-            self._log(metrics | evaluation)
-        if "epoch" in due:
-            epoch = self.clock.epochs_ended(self.step)
-            with self._ledger("callbacks"):
-                self._callbacks.on_epoch_end(epoch - 1, metrics | self._validation)
-                self._callbacks.on_epoch_begin(epoch)
-        self.stopped = any(self.parts.peers.gather(bool(self.parts.program.model.stop_training)))
-        evaluation = evaluation or (self._evaluate() if self.stopped else {})  # it may have ended within an epoch
+        self.owed = due | {"evaluate"}
+        with contextlib.suppress(BrokenOff):
+            if "evaluate" in due or last:
+                evaluation = self._validation.run(self.step, self.reporting)
+            if metrics and logs:
+                self._log(metrics | evaluation)
+            if "epoch" in due:
+                self._end_epoch(metrics)
+            self.stopped |= any(self.parts.peers.gather(bool(self.parts.program.model.stop_training)))
+            self.owed = {"evaluate"}
+            if self.stopped and not evaluation:  # it may have ended within an epoch
+                evaluation = self._validation.run(self.step, self.reporting)
+            self.owed = set()
         save = bool(due & {"save", "keep"}) or self.ended
         if (save or evaluation) and (last or not self._guard.in_doubt):
             self._save(evaluation, save)
-        if self.ended and (trouble := self._recovery.settle(last=True)):
-            raise self._guard.error(trouble, self._recovery.last_good)
+        if self.ended and (trouble := self.recovery.settle(last=True)):
+            raise self._guard.error(trouble, self.recovery.last_good)
 
     def _trouble(self, loss: float, logged: bool) -> str:
         """What is wrong with the steps since the last line of the log, in words; '' if nothing is."""
@@ -161,9 +165,9 @@ class Training:
         """Goes on with the variables of the last good checkpoint; the steps since then count as done."""
         nth = self._guard.go_back()
         with self._ledger("roll back"):
-            step = self._recovery.roll_back(nth) if nth else None
+            step = self.recovery.roll_back(nth) if nth else None
             if step is None:
-                raise self._guard.error(trouble, self._recovery.last_good)
+                raise self._guard.error(trouble, self.recovery.last_good)
             self.parts.program.optimizer.iterations.assign(self.step)
         self._totals = self.parts.program.objective.no_totals()
         self.reporting.say(f"rolled back: {trouble}; steps {step + 1} to {self.step} are left out")
@@ -176,21 +180,16 @@ class Training:
         """
         names = sorted(self.clock.intervals)
         bits = sum(1 << i for i, name in enumerate(names) if name in due)
-        gathered = self.parts.peers.gather([bits, self._pace, self._preemption.told, self._recovery.settle()])
+        gathered = self.parts.peers.gather([bits, self._pace, self._preemption.told, self.recovery.settle()])
         bits, self.clock.most, _, _ = gathered[0]
         self.told = max(told for *_, told, _ in gathered)
         trouble = next((unsound for *_, unsound in gathered if unsound), "")
         return {name for i, name in enumerate(names) if bits >> i & 1}, trouble
 
-    def _evaluate(self) -> dict[str, float]:
-        source = self.parts.dataset.validation
-        if source is None:
-            return {}
-        # The first evaluation is the slowest by far.
-        with self._ledger("evaluate" if self._validation else "compile"), self.parts.program.averaged():
-            self._validation = self.parts.evaluate(source, "val_")
-            self._gallery.show(self.step, self.reporting, self.step >= self.parts.steps)
-        return self._validation
+    def _is_told(self) -> bool:
+        """Whether any process was told to stop."""
+        self.told = max(self.parts.peers.gather(self._preemption.told))
+        return bool(self.told)
 
     def _log(self, metrics: dict[str, float]) -> None:
         facts: dict[str, Any] = {"learning_rate": self.parts.program.learning_rate, "ids": f"{self._take_ids():016x}"}
@@ -207,6 +206,12 @@ class Training:
         self.utilization.measure(self.reporting, self._ledger)
         self.history.write(self.step)
 
+    def _end_epoch(self, metrics: dict[str, float]) -> None:
+        epoch = self.clock.epochs_ended(self.step)
+        with self._ledger("callbacks"):
+            self._callbacks.on_epoch_end(epoch - 1, metrics | self._validation.metrics)
+            self._callbacks.on_epoch_begin(epoch)
+
     def _take_ids(self) -> int:
         """Checksum of the examples since the last line of the log, which a new line begins."""
         ids = self._fed()
@@ -220,11 +225,13 @@ class Training:
 
     def _save(self, evaluation: dict[str, float], due: bool) -> None:
         if due:
-            copies.compare(self.parts, self.step, self._recovery)
-        progress = Progress(self._totals, self._fed(), self._callbacks.memory(), self._guard.memory, self.stopped)
+            copies.compare(self.parts, self.step, self.recovery)
+        progress = Progress(
+            self._totals, self._fed(), self._callbacks.memory(), self._guard.memory, self.stopped, sorted(self.owed)
+        )
         before = self._ledger.seconds.get("save", 0.0)
         with self._ledger("save"):
-            self._recovery.save(progress, evaluation, due, self.ended)
+            self.recovery.save(progress, evaluation, due, self.ended)
         self._stalls.append(self._ledger.seconds["save"] - before)
 
     def _profile(self) -> None:
@@ -233,18 +240,10 @@ class Training:
             self._tracing = not self._tracing
             self.parts.strategy.trace(str(self._directory.tensorboard), self._tracing)
 
-    def final_metrics(self) -> dict[str, float]:
-        """Ends the callbacks. Returns the last line's metrics, and those of the last evaluations."""
-        self._callbacks.on_train_end()
-        final = self.reporting.last | (self._validation or self._evaluate())
-        if (test := self.parts.dataset.evaluation) is self.parts.dataset.validation:
-            final |= {f"test_{k.removeprefix('val_')}": v for k, v in self._validation.items()}
-        elif test is not None:
-            with self._ledger("evaluate"), self.parts.program.averaged():
-                final |= self.parts.evaluate(test, "test_")
-        return final
-
-    @property
-    def best(self) -> dict[str, Any]:
-        """'step' and metrics of the best evaluation."""
-        return self._recovery.best
+    def final_metrics(self) -> dict[str, float] | None:
+        """The last line's metrics, and those of the last evaluations; None where steps or evaluations are left."""
+        with contextlib.suppress(BrokenOff):
+            if (self.step >= self.parts.steps or self.stopped) and not self.owed:
+                self._callbacks.on_train_end()
+                return self.reporting.last | self._validation.final(self.step, self.reporting)
+        return None

@@ -1,0 +1,55 @@
+"""Evaluations of a run that is being trained; a start that is told to stop does not wait for their end."""
+
+from collections.abc import Callable
+
+from trainer.assembly import Assembly
+from trainer.gallery import Gallery
+from trainer.ledger import Ledger
+from trainer.reporting import Nothing, Reporting
+
+
+class Validation:
+    """What evaluations tell of one start of a run.
+
+    Args:
+      parts: strategy, program and data.
+      ledger: books their time.
+      told: whether to break off; all processes ask it together, and hear the same.
+
+    Attributes:
+      metrics: of the last evaluation of this start, 'val_...'; {} if there was none.
+    """
+
+    def __init__(self, parts: Assembly, ledger: Ledger, told: Callable[[], bool]) -> None:
+        self._parts, self._ledger, self._told = parts, ledger, told
+        self._gallery = Gallery(parts)
+        self.metrics: dict[str, float] = {}
+
+    def run(self, step: int, reporting: Reporting | Nothing) -> dict[str, float]:
+        """Loss and metrics of the validation examples; {} where there are none.
+
+        Raises:
+          BrokenOff: this start was told to stop.
+        """
+        source = self._parts.dataset.validation
+        if source is None:
+            return {}
+        # The first evaluation is the slowest by far.
+        with self._ledger("evaluate" if self.metrics else "compile"), self._parts.program.averaged():
+            self.metrics = self._parts.evaluate(source, "val_", self._told)
+            self._gallery.show(step, reporting, step >= self._parts.steps)
+        return self.metrics
+
+    def final(self, step: int, reporting: Reporting | Nothing) -> dict[str, float]:
+        """Those of the validation examples, and 'test_...' of the test's.
+
+        Raises:
+          BrokenOff: this start was told to stop.
+        """
+        final = dict(self.metrics or self.run(step, reporting))
+        if (test := self._parts.dataset.evaluation) is self._parts.dataset.validation:
+            final |= {f"test_{k.removeprefix('val_')}": v for k, v in self.metrics.items()}
+        elif test is not None:
+            with self._ledger("evaluate"), self._parts.program.averaged():
+                final |= self._parts.evaluate(test, "test_", self._told)
+        return final
