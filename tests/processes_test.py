@@ -186,6 +186,9 @@ def test_an_evaluation_is_broken_off_by_a_signal_to_one_process(tmp_path):
         assert [line.get(name) for line in lines(run)] == [line.get(name) for line in lines(whole)]
     assert summary(run)["weights_sha256"] == summary(whole)["weights_sha256"]
     assert summary(run)["best"] == summary(whole)["best"]
+    (run / "summary.json").unlink()  # as if it had been killed at the very end
+    trainer(*flags, f"--run_dir={run}")
+    assert summary(run)["final"] == summary(whole)["final"]
 
 
 TASK = {"type": "worker", "index": 0}

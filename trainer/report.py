@@ -10,7 +10,7 @@ from trainer import history
 from trainer.append import records
 from trainer.config import Config
 from trainer.errors import OK, UserError
-from trainer.reporting import OF_TIME, duration
+from trainer.reporting import NOT_METRICS, duration
 from trainer.run_directory import RunDirectory, replace
 from trainer.verdict import verdict
 
@@ -24,7 +24,6 @@ td.number { text-align: right; font-variant-numeric: tabular-nums } code { white
 figure { display: inline-block; margin: 0 1em 1em 0 } figcaption { font-weight: 600 }
 svg text { font: 11px system-ui, sans-serif; fill: #59636e } .bar { background: #1f6feb; height: 12px }
 """
-_NOT_METRICS = {"step", "learning_rate", "ids", "gradient_norms", *OF_TIME}
 Point = tuple[int, float]
 
 
@@ -99,7 +98,7 @@ def _outcome(summary: Mapping[str, Any], starts: Sequence[Mapping[str, Any]], wh
 
 def _curves(lines: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     names = {k.removeprefix("val_") for line in lines for k, v in line.items() if isinstance(v, int | float)}
-    metrics = sorted(names - _NOT_METRICS, key=lambda k: (k != "loss", k))
+    metrics = sorted(names - NOT_METRICS, key=lambda k: (k != "loss", k))
     for name in [*metrics, "learning_rate", "examples_per_second"]:
         curves = {prefix: [(x["step"], x[prefix + name]) for x in lines if prefix + name in x] for prefix in _COLOURS}
         yield _figure(name, {prefix: points for prefix, points in curves.items() if points})

@@ -22,6 +22,7 @@ from trainer.run_directory import RunDirectory
 
 # What a line of metrics.jsonl tells of the time that its steps took: two runs of one curve differ in it.
 OF_TIME = ("examples_per_second", "data_wait", "save_stall", "flops_per_second", "mfu")
+NOT_METRICS = {"step", "learning_rate", "ids", "gradient_norms", "skipped", *OF_TIME}
 
 
 class Nothing:
@@ -61,12 +62,11 @@ class Reporting:
         self._ledger = ledger
         self._stream = stream or sys.stdout
         self._live = self._stream.isatty()
-        self._metrics = _continued(directory.metrics, step)
+        self._metrics, self.last = _continued(directory.metrics, step)
         self._board = Board(directory.tensorboard, step)
         self._since = {"step": step, "time": time.monotonic(), **self._booked()}
         self._first_step, self._started = step, time.monotonic()
         self._flops = self._peak = 0.0
-        self.last: dict[str, float] = {}
 
     def say(self, text: str) -> None:
         """Prints lines for the user."""
@@ -180,17 +180,21 @@ class Reporting:
         self._board.close()
 
 
-def _continued(path: pathlib.Path, step: int) -> Appender:
-    """metrics.jsonl, opened to append after its lines up to `step`; later ones will be written again."""
+def _continued(path: pathlib.Path, step: int) -> tuple[Appender, dict[str, float]]:
+    """metrics.jsonl, opened to append after its lines up to `step`, and the metrics of the last of them.
+
+    Later ones will be written again.
+    """
     known = path.read_bytes() if path.exists() else b""
-    steps = [record.get("step", math.inf) for record in records(path)] if known else []
-    later = next((i for i, at in enumerate(steps) if at > step), len(steps))
+    found = list(records(path)) if known else []
+    later = next((i for i, record in enumerate(found) if record.get("step", math.inf) > step), len(found))
+    last: dict[str, float] = next((record for record in reversed(found[:later]) if "loss" in record), {})
     kept = b"".join(line + b"\n" for line in known.splitlines()[:later])
     if kept != known:
         temporary = path.with_name(f".{path.name}")
         temporary.write_bytes(kept)
         os.replace(temporary, path)
-    return Appender(path)
+    return Appender(path), {name: value for name, value in last.items() if name not in NOT_METRICS}
 
 
 def words(metrics: Mapping[str, float]) -> str:
