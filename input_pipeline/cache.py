@@ -3,14 +3,19 @@
 import json
 import os
 import pathlib
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from input_pipeline import lengthy
+from input_pipeline.ahead import in_order
 from input_pipeline.memory import gather
 from input_pipeline.source import Arrays, Source, example_spec, fingerprint, flatten, is_streamed, read
 
-_BATCH = 1024
+_BATCH = 256  # examples that a thread decodes at once
+_SAVE_EVERY = 10.0  # seconds after which a kill need not begin anew
 
 
 def cached(source: Source, where: str) -> Source:
@@ -26,7 +31,9 @@ def cached(source: Source, where: str) -> Source:
     if where == "none" or isinstance(source, Arrays):
         return source
     if where == "memory":
-        return _Cached(source, [np.empty((len(source), *s.shape), s.dtype) for s in _specs(source)])
+        arrays = [np.empty((len(source), *s.shape), s.dtype) for s in _specs(source)]
+        _fill(arrays, source)
+        return _Cached(source, arrays)
     return _from_file(source, pathlib.Path(where))
 
 
@@ -37,13 +44,9 @@ def _specs(source: Source) -> list[Any]:
 class _Cached:
     """Examples of a source, held in arrays (examples, ...), one per leaf of an example."""
 
-    def __init__(self, source: Source, arrays: list[Any], filled: bool = False) -> None:
+    def __init__(self, source: Source, arrays: list[Any]) -> None:
         self._arrays, self._structure, self._length = arrays, example_spec(source), len(source)
         self.streamed = is_streamed(source)  # the order of examples does not depend on the cache
-        for first in range(0, 0 if filled else len(source), _BATCH):
-            ids = np.arange(first, min(first + _BATCH, len(source)))
-            for array, values in zip(arrays, flatten(read(source, ids)), strict=True):
-                array[ids] = values
 
     def __len__(self) -> int:
         return self._length
@@ -62,28 +65,77 @@ def _pack(structure: Any, leaves: Any) -> Any:
     return next(leaves)
 
 
+def _fill(arrays: list[Any], source: Source, first: int = 0, save: Callable[[int], object] = lambda done: None) -> None:
+    """Reads the examples from `first` on into arrays (examples, ...).
+
+    Args:
+      arrays: one per leaf of an example.
+      source: the examples; read by as many threads as there are cores, unless it is streamed.
+      first: how many are there already.
+      save: now and then called with how many are there.
+    """
+    n, since = len(source), time.monotonic()
+
+    def fill(begin: int) -> int:
+        ids = np.arange(begin, min(begin + _BATCH, n))
+        for array, values in zip(arrays, flatten(read(source, ids)), strict=True):
+            array[ids] = values
+        return begin + len(ids)
+
+    for done in in_order(fill, range(first, n, _BATCH), 0, int(is_streamed(source))):
+        lengthy.tell(f"caching examples: {done:,} of {n:,}")
+        if time.monotonic() - since > _SAVE_EVERY:
+            save(done)
+            since = time.monotonic()
+
+
 def _from_file(source: Source, path: pathlib.Path) -> Source:
-    """One file: a line of JSON that says whose examples these are, then the arrays one after the other."""
-    header = json.dumps({"fingerprint": fingerprint(source), "arrays": repr(_specs(source))}).encode() + b"\n"
-    sizes = [len(source) * int(np.prod(s.shape)) * s.dtype.itemsize for s in _specs(source)]
-    valid = path.exists() and path.stat().st_size == len(header) + sum(sizes)
-    if valid:
-        with open(path, "rb") as file:
-            valid = file.readline() == header
-    target = path if valid else path.with_name(f".{path.name}.{os.getpid()}")
-    if not valid:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(target, "wb") as file:
-            file.write(header)
-            file.truncate(len(header) + sum(sizes))
+    """One file: a line of JSON that says whose examples these are, then the arrays one after the other.
+
+    It gets its name when it is whole. Until then it is .NAME.part, and .NAME.filled says how many examples it has.
+    """
+    specs = _specs(source)
+    header = json.dumps({"fingerprint": fingerprint(source), "arrays": repr(specs)}).encode() + b"\n"
+    sizes = [len(source) * int(np.prod(s.shape)) * s.dtype.itemsize for s in specs]
     offsets = np.cumsum([len(header), *sizes])
-    arrays = [
-        np.memmap(target, s.dtype, "r" if valid else "r+", offset=int(offset), shape=(len(source), *s.shape))
-        for s, offset in zip(_specs(source), offsets[:-1], strict=True)
-    ]
-    result = _Cached(source, arrays, filled=valid)
-    if not valid:
-        for array in arrays:
-            array.flush()
-        os.replace(target, path)  # a killed run leaves no half-filled cache behind
-    return result
+
+    def is_of_source(file: pathlib.Path) -> bool:
+        if not file.exists() or file.stat().st_size != offsets[-1]:
+            return False
+        with open(file, "rb") as opened:
+            return opened.readline() == header
+
+    def arrays(file: pathlib.Path, mode: Any) -> list[Any]:
+        return [
+            np.memmap(file, s.dtype, mode, offset=int(offset), shape=(len(source), *s.shape))
+            for s, offset in zip(specs, offsets[:-1], strict=True)
+        ]
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part, filled, lock = (path.with_name(f".{path.name}.{kind}") for kind in ("part", "filled", "lock"))
+
+    def done() -> int:
+        try:
+            return int(filled.read_text())
+        except (OSError, ValueError):
+            return 0
+
+    with lengthy.alone(lock, lambda: f"caching examples: {done():,} of {len(source):,}"):
+        if not is_of_source(path):
+            if not is_of_source(part):
+                filled.unlink(missing_ok=True)
+                with open(part, "wb") as file:
+                    file.write(header)
+                    file.truncate(int(offsets[-1]))
+            parts = arrays(part, "r+")
+
+            def save(count: int) -> None:
+                for array in parts:
+                    array.flush()
+                filled.write_text(str(count))
+
+            _fill(parts, source, done(), save)
+            save(len(source))
+            os.replace(part, path)
+            filled.unlink()
+    return _Cached(source, arrays(path, "r"))

@@ -11,6 +11,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+from input_pipeline import lengthy
 from input_pipeline.dataset import Dataset
 from input_pipeline.source import DataError, Example
 
@@ -83,6 +84,7 @@ def _scan(path: pathlib.Path) -> tuple[list[tuple[int, int]], list[str]]:
     offset, end = 0, path.stat().st_size
     with open(path, "rb") as file:
         while offset < end:
+            lengthy.tell(f"looking through {path}: {offset >> 20:,} of {end >> 20:,} MiB")
             frame = file.read(_FRAME.size)
             if len(frame) < _FRAME.size:
                 damaged.append(f"{path} ends in the middle of a record at byte {offset}")

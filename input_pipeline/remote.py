@@ -3,18 +3,20 @@
 Sources read examples in any order, map files into memory and keep an index beside them; so they work on files.
 """
 
-import fcntl
+import contextlib
 import hashlib
 import json
 import os
 import pathlib
 import re
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TextIO
 
+from input_pipeline import lengthy
 from input_pipeline.source import DataError
 
 _AT_ONCE = 8  # files
+_LOOK = 5.0  # seconds between two looks at how far the copies are
 _KNOWN = ".copied.jsonl"
 # By what stores call it: how a file is known to be another than before.
 _STAMPS = (
@@ -63,10 +65,17 @@ def local(place: str) -> str:
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache", "onecurve")
     directory = cache / hashlib.sha256(place.rstrip("/").encode()).hexdigest()[:16]
     directory.mkdir(parents=True, exist_ok=True)
-    with open(directory.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with lengthy.alone(directory.with_suffix(".lock"), lambda: f"copying {place}: {_copied(directory)}"):
         _fetch(store, root.rstrip("/"), files, directory, place)
     return str(directory)
+
+
+def _copied(directory: pathlib.Path) -> str:
+    size = 0
+    for path in directory.rglob("*"):
+        with contextlib.suppress(OSError):  # it has just got its name
+            size += path.stat().st_size
+    return f"{size >> 20:,} MiB are here"
 
 
 def _known(file: TextIO) -> dict[str, Any]:
@@ -105,9 +114,14 @@ def _fetch(store: Any, root: str, files: dict[str, Any], directory: pathlib.Path
             store.get_file(wanted[relative][0], str(part))
             os.replace(part, target)
 
+        pool = ThreadPoolExecutor(_AT_ONCE)
         try:
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
-                for relative, _ in zip(new, pool.map(fetch, new), strict=True):
-                    known_file.write(json.dumps({"file": relative, "stamp": wanted[relative][1]}) + "\n")
+            for relative, fetched in [(relative, pool.submit(fetch, relative)) for relative in new]:
+                while not wait([fetched], _LOOK).done:
+                    lengthy.tell(f"copying {place}: {_copied(directory)}")
+                fetched.result()
+                known_file.write(json.dumps({"file": relative, "stamp": wanted[relative][1]}) + "\n")
         except Exception as error:
             raise DataError(f"{place} could not be copied: {type(error).__name__}: {error}") from error
+        finally:
+            pool.shutdown(cancel_futures=True)

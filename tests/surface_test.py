@@ -13,7 +13,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from launch.local import free_ports
-from tests.running import curve, deviation, lines, start, summary, trainer
+from tests.running import REPOSITORY, curve, deviation, finished, launch, lines, start, summary, trainer
 from trainer import hdf5
 from trainer.gallery import confusion
 
@@ -105,6 +105,53 @@ def test_a_cache_changes_nothing(cache, tmp_path):
     for run_dir in ("first", "second"):  # the second finds the file
         trainer(*flags, f"--cache={cache}", f"--run_dir={run_dir}", cwd=tmp_path)
         assert curve(tmp_path / run_dir) == curve(tmp_path / "plain")
+
+
+SLOW = """
+import time
+import numpy as np
+from input_pipeline import cache
+
+cache._SAVE_EVERY = 0.5  # seconds
+
+class Slow:
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __len__(self):
+        return 2048
+
+    def read(self, ids):
+        if len(ids) == 256:
+            with open(f"{__file__}.reads", "a") as file:
+                file.write(f"{ids[0]}\\n")
+        time.sleep(self.seconds * len(ids))
+        return np.sin(np.outer(ids + 1, np.arange(32))).astype("float32"), ids % 10
+
+def load(seconds=0.0):
+    return {"train": Slow(seconds), "classes": 10}
+"""
+
+
+def test_a_cache_that_takes_long_to_fill(tmp_path):
+    """Longer than --hang_after; killed; gone on with, by one of two processes."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    flags = ("--strategy=device_mesh", "--model=dense", "--replicas=2", "--steps=20", "--hang_after=6s")
+    slow = ("--dataset=slow:load(seconds=0.01)", f"--cache={tmp_path / 'kept.bin'}", f"--run_dir={tmp_path / 'run'}")
+    filled, reads = tmp_path / ".kept.bin.filled", tmp_path / "slow.py.reads"
+    process = start(*flags, *slow, cwd=tmp_path)
+    while not filled.exists() or int(filled.read_text() or 0) < 512:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    reads.unlink()
+    finished(launch(*flags, *slow, processes=2, PYTHONPATH=f"{REPOSITORY}:{tmp_path}"))
+    begins = [int(line) for line in reads.read_text().split()]
+    assert len(begins) == len(set(begins)) and min(begins) >= 512, "read again"
+    assert sorted(p.name for p in tmp_path.glob(".kept*")) == [".kept.bin.lock"]
+    trainer(*flags, "--dataset=slow:load", "--run_dir=plain", cwd=tmp_path)
+    assert summary(tmp_path / "run")["weights_sha256"] == summary(tmp_path / "plain")["weights_sha256"]
 
 
 @pytest.mark.parametrize(

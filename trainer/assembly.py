@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 import math
+import time
 from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
 
-from input_pipeline import cache, dataset, remote
+from input_pipeline import cache, dataset, lengthy, remote
 from input_pipeline.dataset import Dataset
 from input_pipeline.labels import Labels
 from input_pipeline.pipeline import Pipeline, block_steps
@@ -20,6 +21,8 @@ from trainer.peers import Peers
 from trainer.program import Program
 from trainer.strategies import Strategy
 from trainer.strategies.base import Block
+
+_SAY_EVERY = 10.0  # seconds
 
 
 class BrokenOff(Exception):
@@ -169,6 +172,7 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     with backend.quiet():  # TensorFlow looks for GPUs, and complains of each way in which there are none
         strategy = strategies.create(config, keras.config.backend(), peers.cluster)
     peers.agree({"its devices": strategy.description})
+    lengthy.listener = _teller(peers)
     data = load_dataset(config)  # after the strategy: a dataset that uses TensorFlow fixes TensorFlow's devices
     try:
         facts = data.facts()
@@ -193,6 +197,22 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     parts.check_labels()
     parts.check_evaluations()
     return parts
+
+
+def _teller(peers: Peers) -> Callable[[str], None]:
+    """Notes as progress what is told of what takes long, and prints it now and then."""
+    said, since = "", time.monotonic()
+
+    def tell(words: str) -> None:
+        nonlocal said, since
+        if words != said:
+            peers.doing(words)
+            said = words
+        if time.monotonic() - since > _SAY_EVERY:
+            print(words, flush=True)
+            since = time.monotonic()
+
+    return tell
 
 
 def _set_defaults() -> None:

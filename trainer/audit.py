@@ -5,6 +5,7 @@ permutation in each pass, and that the steps done were fed what it says. Each li
 the ids that the pipelines of all processes handed out for the steps since the line before.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,7 +29,7 @@ def run(config: Config) -> int:
     if not directory.metrics.exists():
         raise UserError("run_dir", directory.path, "has no metrics.jsonl", "give the directory of a run")
     lines = records(directory.metrics)
-    plan = Plan(config, load_dataset(config).train)
+    plan = Plan(config, load_dataset(dataclasses.replace(config, cache="none")).train)
     problems = list(plan.problems(lines))
     for problem in problems:
         print(problem)

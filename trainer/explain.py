@@ -40,7 +40,7 @@ def run(config: Config) -> int:
     gc.disable()  # tracing makes millions of small objects, and this process ends soon
     limit = parse_size(config.device_memory) if config.device_memory else None
     hardware = scaling.Hardware.parse(config.predict) if config.predict else None
-    data = load_dataset(config)
+    data = load_dataset(dataclasses.replace(config, cache="none"))  # no example is read
     strategy = device_mesh.create(config, abstract=True)
     replicas = config.replicas or strategy.devices
     config.check_batch(strategy.devices, replicas)

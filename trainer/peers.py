@@ -7,6 +7,7 @@ silent is frozen or cut off. Every process that learns of it says so, shows wher
 
 import faulthandler
 import os
+import queue
 import re
 import sys
 import threading
@@ -73,11 +74,25 @@ class Peers:
             return [value]
         if not self.cluster.is_chief:
             self._peers[0].send(value=value)
-            return list(self._peers[0].values.get())
-        values = [value, *(self._peers[index].values.get() for index in range(1, self.cluster.size))]
+            return list(self._from(0))
+        values = [value, *(self._from(index) for index in range(1, self.cluster.size))]
         for peer in self._peers.values():
             peer.send(value=values)
         return values
+
+    def _from(self, index: int) -> Any:
+        """The next value of a process. While that gets on, so does this one."""
+        doing, known = self._doing, self._peers[index].where
+        while True:
+            try:
+                value = self._peers[index].values.get(timeout=_BEAT)
+            except queue.Empty:
+                if (where := self._peers[index].where) != known:
+                    self.doing(f"{doing}, waiting for process {index} {where}")
+                    known = where
+            else:
+                self._doing = doing
+                return value
 
     def agree(self, facts: Mapping[str, object]) -> None:
         """Raises UserError unless all processes give the same facts; it names the processes and the fact."""
