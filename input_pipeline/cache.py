@@ -12,7 +12,7 @@ import numpy as np
 from input_pipeline import lengthy
 from input_pipeline.ahead import in_order
 from input_pipeline.memory import gather
-from input_pipeline.source import Arrays, Source, example_spec, fingerprint, flatten, is_streamed, read
+from input_pipeline.source import Arrays, DataError, Source, example_spec, fingerprint, flatten, is_streamed, read
 
 _BATCH = 256  # examples that a thread decodes at once
 _SAVE_EVERY = 10.0  # seconds after which a kill need not begin anew
@@ -89,6 +89,17 @@ def _fill(arrays: list[Any], source: Source, first: int = 0, save: Callable[[int
             since = time.monotonic()
 
 
+def _make(path: pathlib.Path, header: bytes, size: int) -> None:
+    """A file of a size, with room on the disk for all of it: where a map meets a full disk, the process dies."""
+    try:
+        with open(path, "wb") as file:
+            file.write(header)
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise DataError(f"{path} can't be given {size:,} bytes ({error}): give --cache another place") from None
+
+
 def _from_file(source: Source, path: pathlib.Path) -> Source:
     """One file: a line of JSON that says whose examples these are, then the arrays one after the other.
 
@@ -111,7 +122,6 @@ def _from_file(source: Source, path: pathlib.Path) -> Source:
             for s, offset in zip(specs, offsets[:-1], strict=True)
         ]
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     part, filled, lock = (path.with_name(f".{path.name}.{kind}") for kind in ("part", "filled", "lock"))
 
     def done() -> int:
@@ -120,22 +130,23 @@ def _from_file(source: Source, path: pathlib.Path) -> Source:
         except (OSError, ValueError):
             return 0
 
+    if is_of_source(path):
+        return _Cached(source, arrays(path, "r"))
     with lengthy.alone(lock, lambda: f"caching examples: {done():,} of {len(source):,}"):
-        if not is_of_source(path):
-            if not is_of_source(part):
-                filled.unlink(missing_ok=True)
-                with open(part, "wb") as file:
-                    file.write(header)
-                    file.truncate(int(offsets[-1]))
-            parts = arrays(part, "r+")
+        if is_of_source(path):  # another process has filled it meanwhile
+            return _Cached(source, arrays(path, "r"))
+        if not is_of_source(part):
+            filled.unlink(missing_ok=True)
+            _make(part, header, int(offsets[-1]))
+        parts = arrays(part, "r+")
 
-            def save(count: int) -> None:
-                for array in parts:
-                    array.flush()
-                filled.write_text(str(count))
+        def save(count: int) -> None:
+            for array in parts:
+                array.flush()
+            filled.write_text(str(count))
 
-            _fill(parts, source, done(), save)
-            save(len(source))
-            os.replace(part, path)
-            filled.unlink()
+        _fill(parts, source, done(), save)
+        save(len(source))
+        os.replace(part, path)
+        filled.unlink()
     return _Cached(source, arrays(path, "r"))

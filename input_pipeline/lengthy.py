@@ -5,6 +5,7 @@ import fcntl
 import pathlib
 import time
 from collections.abc import Callable, Iterator
+from typing import TextIO
 
 from input_pipeline.source import DataError
 
@@ -32,16 +33,23 @@ def alone(path: pathlib.Path, told: Callable[[], str]) -> Iterator[None]:
       told: what another process has done so far, in words.
 
     Raises:
-      DataError: its file system has no locks.
+      DataError: it can't be made, or its file system has no locks.
     """
-    with open(path, "w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(path, "w"))
+            while not _locked(lock):
                 tell(f"{told()}, by another process of this host")
                 time.sleep(_LOOK)
-            except OSError as error:
-                raise DataError(f"{path} can't be locked ({error}): give a place on a local disk") from None
+        except OSError as error:
+            raise DataError(f"{path} can't be locked ({error}): give a place that can be written") from None
         yield
+
+
+def _locked(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

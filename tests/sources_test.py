@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import json
+import resource
 import shutil
 import struct
 import time
@@ -14,8 +15,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from input_pipeline import arrays, digits, images, mixture, records, table
+from input_pipeline.cache import cached
 from input_pipeline.dataset import prepare
-from input_pipeline.source import DataError, example_spec, read
+from input_pipeline.source import Arrays, DataError, Subset, example_spec, read
 from tests.running import summary, trainer
 
 DATA = digits.load()
@@ -491,6 +493,23 @@ def test_reads_of_a_stream_are_those_of_its_arrays():
     for ids in ([0], [0, 1, 2], [700, 701], [1435, 1436, 0, 1], [1, 1, 1], [5, 3, 3], range(600, 1300), [0]):
         x, y = read(stream, ids)
         assert (x == X[list(ids)]).all() and (y == Y[list(ids)]).all()
+
+
+def test_a_cache_without_room_or_place_is_told(tmp_path):
+    source = Subset(Arrays(X, Y), np.arange(100))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(DataError, match=r"can't be given .* bytes .*another place"):
+            cached(source, str(tmp_path / "cache.bin"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(DataError, match="can't be locked"):
+        cached(source, "/proc/nowhere/cache.bin")
+    assert (cached(source, str(tmp_path / "cache.bin")).read(np.array([7, 3]))[0] == X[[7, 3]]).all()
+    for path in tmp_path.glob(".cache*"):
+        path.unlink()
+    assert len(cached(source, str(tmp_path / "cache.bin"))) == 100 and not list(tmp_path.glob(".cache*")), "no lock"
 
 
 def test_array_records(tmp_path):
