@@ -287,7 +287,7 @@ def listening(pid: int) -> list[tuple[str, int]]:
     return found
 
 
-@pytest.mark.parametrize("backend", STRATEGY)
+@pytest.mark.parametrize("backend", ["jax", pytest.param("tensorflow", marks=long)])
 def test_what_listens(backend, tmp_path):
     """Ours and JAX's on loopback alone. TensorFlow's server on all interfaces, and the run says so."""
     flags = (f"--strategy={STRATEGY[backend]}", *FLAGS, "--steps=100000", "--save_every=20")

@@ -115,7 +115,7 @@ def test_a_second_run_in_the_same_directory_is_refused(tmp_path):
     assert "is in use by process" in err
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "manifest"])
+@pytest.mark.parametrize("damage", ["flip", *(pytest.param(d, marks=pytest.mark.long) for d in ("cut", "manifest"))])
 def test_a_damaged_checkpoint_is_set_aside(damage, tmp_path):
     flags = ("--steps=60", "--save_every=20", "--evaluate_every=never", f"--run_dir={tmp_path}")
     trainer(*flags)

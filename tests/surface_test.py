@@ -206,7 +206,7 @@ def test_what_is_compiled_is_kept(model, tmp_path, monkeypatch):
     assert summary(other)["weights_sha256"] == summary(tmp_path)["weights_sha256"], ran.stderr
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["jax", pytest.param("tensorflow", marks=pytest.mark.long)])
 def test_the_last_evaluation_shows_what_the_model_makes_of_the_data(backend, tmp_path):
     """The pictures' numbers are those of the metrics: a norm is that of the weights saved."""
     trainer(f"--backend={backend}", f"--run_dir={tmp_path / 'digits'}", "--steps=45")
