@@ -9,7 +9,7 @@ from typing import TextIO
 
 from input_pipeline.source import DataError
 
-_LOOK = 0.2  # seconds between two looks at whether another process is done
+_LOOK = 1.0  # seconds between two looks at how far another process is, which may have to look at many files
 
 
 def _nobody(words: str) -> None:

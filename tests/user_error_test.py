@@ -83,6 +83,16 @@ class Adds(keras.Model):
         return self.dense(keras.ops.mean(x, axis=(1, 2)))
 
 
+class Masks:
+    train = Arrays(IMAGES, IMAGES)
+
+
+def dice():
+    model = keras.Sequential([keras.layers.Dense(1, "sigmoid")])
+    model.compile(loss=keras.losses.Dice())
+    return model
+
+
 def not_flat(classes):
     return keras.Sequential([keras.layers.Dense(classes)])
 
@@ -358,6 +368,10 @@ def project(tmp_path):
         (["--dataset=user_project:Late"], ["label 10 of example 700", "out of range"]),
         (["--model=user_project:nothing"], ["user_project:nothing", "has no 'nothing'"]),
         (["--model=user_project:scalar_loss"], ["not one value per example"]),
+        (
+            ["--dataset=user_project:Masks", "--model=user_project:dice"],
+            ["'dice' returns shape ()", "create it with axis=(1, 2, 3)"],
+        ),
         (["--model=user_project:Adds"], ["adds a loss of shape (64,) by add_loss()", "ops.mean"]),
         (
             ["--model=user_project:not_flat"],

@@ -104,14 +104,15 @@ class Losses:
             if len(values.shape) and values.shape[0] is None:  # TensorFlow has lost sight of it
                 values = ops.reshape(values, (examples, *values.shape[1:]))
             if values.shape[:1] != (examples,):
+                fix = "return one value per example, such as ops.mean(..., axis=-1)"
+                if getattr(loss, "axis", ()) is None:  # Keras's Dice and Tversky
+                    fix = f"create it with axis={tuple(range(1, len(output.shape)))}"
                 raise UserError(
                     "model",
                     self.flag,
                     f"its loss {loss.name!r} returns shape {tuple(values.shape)}, not one value per example: a mean "
                     "taken inside can't be weighted, padded or split over devices",
-                    "return one value per example, such as ops.mean(..., axis=-1)"
-                    + f"; of keras.losses, create it with axis={tuple(range(1, len(output.shape)))}"
-                    * (getattr(loss, "axis", ()) is None),
+                    fix,
                 )
             found.append((factor, values, masks))
         return found
