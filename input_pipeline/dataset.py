@@ -86,8 +86,11 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
             continue
         if not isinstance(source, Source):
             raise DataError(f"its {name!r} is {source!r}, which has no length and neither read(ids) nor [id]")
-        if not len(source):
-            raise DataError(f"its {name!r} is empty (0 examples)")
+        try:
+            if not len(source):
+                raise DataError(f"its {name!r} is empty (0 examples)")
+        except TypeError as error:  # scipy's sparse arrays
+            raise DataError(f"its {name!r} is a {type(source).__name__}, which has no length: {error}") from None
         check_function(source, getattr(loaded, "augment", None) if name == "train" else None)
     train, validation, evaluation = sources.values()
     for name, source in sources.items():

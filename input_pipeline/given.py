@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from input_pipeline.source import Arrays, DataError, Example, Source, flatten, map_structure, merged
+from input_pipeline.source import Arrays, DataError, Example, Source, as_array, flatten, map_structure, merged
 
 
 def adapted(given: Any) -> Any:
@@ -15,7 +15,7 @@ def adapted(given: Any) -> Any:
 
         return Stream(given)  # a tf.data.Dataset
     if _is_array(given) or (isinstance(given, dict) and given and _is_arrays(given)):
-        return Arrays(map_structure(np.asarray, given))
+        return Arrays(map_structure(as_array, given))
     if isinstance(given, tuple) and len(given) > 3 and all(map(_is_array, given)):
         raise DataError(f"it is {len(given)} arrays: give (x, y) or (x, y, weight)")
     if isinstance(given, tuple | list) and len(given) in (2, 3):
@@ -23,7 +23,7 @@ def adapted(given: Any) -> Any:
             given = _without_lists(given)
         # A list's parts may be examples, too.
         if all(map(_is_arrays if isinstance(given, tuple) else _is_array, given)):
-            return Arrays(*map_structure(np.asarray, given))
+            return Arrays(*map_structure(as_array, given))
     if hasattr(given, "num_batches"):
         raise DataError(f"{type(given).__name__} is a keras.utils.PyDataset, which gives batches: give single examples")
     items = all(hasattr(given, name) for name in ("__len__", "__getitem__"))

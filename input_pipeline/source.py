@@ -89,11 +89,25 @@ def merged(parts: Sequence[Any], merge: Callable[[list[Any]], Any] = np.stack) -
         return {name: merged([part[name] for part in parts], merge) for name in first}
     if isinstance(first, tuple | list):
         return tuple(merged([part[i] for part in parts], merge) for i in range(len(first)))
-    arrays = [np.asarray(part) for part in parts]
+    arrays = [as_array(part) for part in parts]
     if len({array.shape[merge is np.concatenate :] for array in arrays}) > 1:
         shapes = ", ".join(sorted({str(array.shape) for array in arrays}))
         raise DataError(f"examples are of several shapes, such as {shapes}: pad them to one")
     return merge(arrays)
+
+
+def as_array(given: Any) -> npt.NDArray[Any]:
+    """np.asarray, which would put what is sparse or ragged into an array of one object.
+
+    Raises:
+      DataError: it is such.
+    """
+    if hasattr(given, "shape") and not hasattr(given, "__array__"):
+        raise DataError(
+            f"{type(given).__name__} {given.shape} is no array: make it dense, by .toarray() or .to_tensor(); where "
+            "that is too large for the memory, give a source whose read(ids) makes dense the rows that it is asked for"
+        )
+    return np.asarray(given)
 
 
 class Spec(NamedTuple):
@@ -124,7 +138,7 @@ def _checked(example: Any, ids: npt.NDArray[np.int64], by: str) -> Example:
     if not isinstance(example, tuple) or len(example) not in (1, 2, 3):
         raise DataError(f"{by} returned {type(example).__name__}, not a tuple (x, y) or (x, y, weight), or x alone")
     x, y, *weight = (*example, ()) if len(example) == 1 else example
-    example = map_structure(np.asarray, (x, () if y is None else y, *weight))
+    example = map_structure(as_array, (x, () if y is None else y, *weight))
     for array in flatten(example):
         if array.shape[:1] != ids.shape:
             raise DataError(f"{by} of {len(ids)} ids returned an array of shape {array.shape}")

@@ -636,6 +636,28 @@ def test_sequences_that_a_stream_makes_by_batch():
     assert len(prepared.train) == 9 and prepared.spec[0].shape == (10,)
 
 
+def test_what_is_sparse_or_ragged_is_no_array():
+    import tensorflow as tf
+
+    class Rows:
+        def __len__(self):
+            return 10
+
+        def read(self, ids):
+            return tf.sparse.from_dense(X[ids, :, 0, 0]), Y[ids]
+
+    class Endless(Rows):
+        def __len__(self):
+            raise TypeError("is ambiguous")
+
+    ragged = tf.RaggedTensor.from_row_lengths(Y[:30], [2, 4] * 5)
+    for given, kind in (((ragged, Y[:10]), "RaggedTensor"), (Rows(), "SparseTensor"), ([(ragged, 1)], "RaggedTensor")):
+        with pytest.raises(DataError, match=rf"{kind} .* is no array: make it dense"):
+            prepare(given, 0).facts()
+    with pytest.raises(DataError, match="'train' is a Endless, which has no length: is ambiguous"):
+        prepare(Endless(), 0)
+
+
 def test_a_stream_that_is_shuffled_once():
     import tensorflow as tf
 
