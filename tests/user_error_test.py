@@ -358,6 +358,7 @@ def project(tmp_path):
         (["--steps=5", "--epochs=1"], ["--steps=5", "--epochs=1"]),
         (["--run_dir=/proc/nowhere"], ["--run_dir=/proc/nowhere", "can't be written"]),
         (["--initialize_from=nowhere"], ["--initialize_from=nowhere", "neither a checkpoint nor"]),
+        (["--initialize_from=user_project.py"], ["neither a checkpoint nor", "build() may load a file of Keras's"]),
         (["--dataset=user_project:Empty"], ["--dataset=user_project:Empty", "empty (0 examples)"]),
         (["--dataset=user_project:Larger"], ["evaluate on of", "(16, 8, 1)", "does not take", "resizing"]),
         (

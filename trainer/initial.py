@@ -59,9 +59,7 @@ def find(where: str) -> tuple[pathlib.Path, dict[str, Any]]:
     for found, manifest in checkpoint.newest(path / "checkpoints"):
         if isinstance(manifest, dict):
             return found, manifest
-    raise UserError(
-        "initialize_from",
-        where,
-        "is neither a checkpoint nor a run directory with one",
-        "give a run directory (runs/...) or a checkpoint in it (runs/.../checkpoints/00001234)",
-    )
+    fix = "give a run directory (runs/...) or a checkpoint in it (runs/.../checkpoints/00001234)"
+    if path.is_file():
+        fix += "; build() may load a file of Keras's: docs/extending.md"
+    raise UserError("initialize_from", where, "is neither a checkpoint nor a run directory with one", fix)
