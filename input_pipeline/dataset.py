@@ -22,6 +22,7 @@ from input_pipeline.source import (
     flatten,
     is_streamed,
     map_structure,
+    pace,
 )
 
 _PARTS = {2: ("train", "evaluation"), 3: ("train", "validation", "evaluation")}  # of a tuple, in the usual order
@@ -62,8 +63,16 @@ class Dataset:
 
     def facts(self) -> dict[str, Any]:
         """What identifies the data: lengths and digests."""
+        return {k: f"{len(s)} examples, digest {fingerprint(s)}" for k, s in self._sources.items()}
+
+    def pace(self) -> float:
+        """Seconds that an example takes to be read, of the slowest source."""
+        return max(map(pace, self._sources.values()))
+
+    @property
+    def _sources(self) -> dict[str, Source]:
         sources = {"train": self.train, "validation": self.validation, "evaluation": self.evaluation}
-        return {k: f"{len(s)} examples, digest {fingerprint(s)}" for k, s in sources.items() if s is not None}
+        return {name: source for name, source in sources.items() if source is not None}
 
 
 def prepare(loaded: Any, validation_fraction: float) -> Dataset:

@@ -8,6 +8,7 @@ resumes at, and a long block makes few large reads where single steps would make
 
 import collections
 import dataclasses
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from input_pipeline.source import (
     Example,
     Source,
     Spec,
+    example_bytes,
     example_spec,
     flatten,
     ids_at,
@@ -32,6 +34,8 @@ from input_pipeline.source import (
 )
 
 _ENDLESS = 2**40  # blocks
+_READING = 1.0  # seconds
+_STREAMED = 1024  # examples of a block
 Batch = dict[str, Any]  # 'x', 'y', 'key' and, where examples are weighted or padded, 'weight'
 
 
@@ -48,8 +52,8 @@ class Pipeline:
       block: steps per element.
       labels: for each label of an example, what it may be; None: anything goes.
       shuffled: in the endless random order of training; else each example once, in order of its id,
-        the last batch padded with examples of weight 0.
-      prefetch: blocks read ahead.
+        the last batch padded with its own examples again, of weight 0.
+      prefetch: blocks read ahead, and at least as many threads that read.
       augment: as in Dataset; while shuffled only.
     """
 
@@ -90,8 +94,13 @@ class Pipeline:
         """The elements as numpy arrays, read without TensorFlow, for JAX, whose integers have 32 bits."""
         if tensorflow := sys.modules.get("tensorflow"):  # a dataset's own: accelerators are not for it
             tensorflow.config.set_visible_devices([], "GPU")
-        threads = 1 if is_streamed(self.source) else 0
-        return ahead.in_order(self.narrow_element, self.indices(first_block), self.prefetch * len(self.shares), threads)
+        most = self.prefetch * len(self.shares)
+        return ahead.in_order(self.narrow_element, self.indices(first_block), most, self.threads)
+
+    @property
+    def threads(self) -> int:
+        """How many read at once: as many as cores; or more, for a source may wait for disks and networks."""
+        return 1 if is_streamed(self.source) else max(self.prefetch, len(os.sched_getaffinity(0)))
 
     def indices(self, first_block: int) -> range:
         """Of the elements from a block on."""
@@ -165,16 +174,26 @@ class Pipeline:
     def _ids(self, position: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         if self.shuffled:
             return ids_at(self.source, self.seed, position)
-        return np.minimum(position, len(self.source) - 1)
+        # The padding is a mix of the last batch's examples: what a model adds by add_loss() is a mean over both.
+        last = (self.steps - 1) * self.global_batch
+        return np.where(position < len(self.source), position, last + position % (len(self.source) - last))
 
     def _read(self, block: int, position: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]) -> Example:
         if not is_streamed(self.source):
-            return read(self.source, ids.ravel())
+            return self._read_once(ids.ravel())
         first = block * self.block * self.global_batch
         if self._whole[0] != block:  # a stream is read once for all shares of a block, which comes one after another
             everything = self._ids(first + np.arange(self.block * self.global_batch))
-            self._whole = block, read(self.source, everything)
+            self._whole = block, self._read_once(everything)
         return map_structure(lambda a: a[(position - first).ravel()], self._whole[1])
+
+    def _read_once(self, ids: npt.NDArray[np.int64]) -> Example:
+        """Examples (n, ...) by ids (n,), of which a pass's last block repeats some, perhaps many batches full."""
+        if self.shuffled:
+            return read(self.source, ids)
+        needed, where = np.unique(ids, return_inverse=True)
+        examples = read(self.source, needed)
+        return examples if len(needed) == len(ids) else map_structure(lambda a: a[where], examples)
 
     def _check(self, example: Example, ids: npt.NDArray[np.int64]) -> None:
         """One shape and one dtype for all examples: a program is compiled for them."""
@@ -197,10 +216,23 @@ class Pipeline:
         return dict(spec)
 
 
-def block_steps(source: Source, global_batch: int, most: int = 256, megabytes: float = 8.0) -> int:
-    """How many steps a block holds: a power of two, 2 to `most`, of at most `megabytes` if it can be."""
-    example = sum(int(np.prod(s.shape)) * s.dtype.itemsize for s in flatten(example_spec(source)))
-    steps = max(2, int(megabytes * 2**20 / max(1, example * global_batch)))
+def block_steps(source: Source, global_batch: int, pace: float = 0.0, most: int = 256, megabytes: float = 8.0) -> int:
+    """How many steps a block holds: a power of two, 2 to `most`.
+
+    Args:
+      source: the examples.
+      global_batch: examples of a step.
+      pace: seconds that an example takes to be read. A block is read in a second, if it can be, for until it is
+        there no step is done, and no signal obeyed.
+      most: how many steps it may hold.
+      megabytes: how large it may be, if it can be.
+    """
+    examples = megabytes * 2**20 / max(1, example_bytes(source))
+    if pace:
+        examples = min(examples, _READING / pace)
+    if is_streamed(source):  # whose pace is not known before it is read
+        examples = min(examples, _STREAMED)
+    steps = max(2, int(examples / global_batch))
     return min(most, 1 << (steps.bit_length() - 1))
 
 

@@ -1,6 +1,7 @@
 """A source is random-access examples: a length and `read(ids)`. A dataset is two of them, and a name for labels."""
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -199,6 +200,28 @@ def fingerprint(source: Source) -> str:
     for array in flatten(read(source, ids)):
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:16]
+
+
+def example_bytes(source: Source) -> int:
+    """How large an example is."""
+    return sum(int(np.prod(spec.shape)) * spec.dtype.itemsize for spec in flatten(example_spec(source)))
+
+
+def pace(source: Source) -> float:
+    """Seconds by which a read takes longer for each example more; 0 of a stream, which can't be read here and there."""
+    found, seconds, size, first = 0.0, 0.0, 0, 0
+    most = 0 if is_streamed(source) else min(512, 2**23 // max(1, example_bytes(source)))
+    while seconds < 0.1 and size < most:
+        before, smaller, size = seconds, size, max(2, 4 * size)
+        seconds = min(_seconds(source, first, size), _seconds(source, first + size, size))  # one may be slow by chance
+        found, first = max(0.0, (seconds - before) / (size - smaller)), first + 2 * size
+    return found
+
+
+def _seconds(source: Source, first: int, size: int) -> float:
+    begin = time.perf_counter()
+    read(source, np.arange(first, first + size) % len(source))
+    return time.perf_counter() - begin
 
 
 def map_structure(function: Callable[[Any], Any], structure: Any) -> Any:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from input_pipeline.source import is_streamed, map_structure
+from input_pipeline.source import map_structure
 
 if TYPE_CHECKING:
     from input_pipeline.pipeline import Pipeline
@@ -30,6 +30,7 @@ def dataset(pipeline: "Pipeline", first_block: int) -> "tf.data.Dataset":
 
     # One read per block and share: the source sees few large batches. Order is kept, whatever the
     # number of parallel calls.
-    calls = None if is_streamed(pipeline.source) else tf.data.AUTOTUNE
-    elements = index.map(element, num_parallel_calls=calls, deterministic=None if calls is None else True)
-    return elements.prefetch(pipeline.prefetch * len(pipeline.shares))
+    elements = index.map(element, num_parallel_calls=pipeline.threads, deterministic=True)
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = pipeline.threads
+    return elements.prefetch(pipeline.prefetch * len(pipeline.shares)).with_options(options)

@@ -1,13 +1,15 @@
 """Data order is a function: permutations, in range, independent of how it is asked; and the clock's arithmetic."""
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from input_pipeline import memory, order
-from input_pipeline.pipeline import Pipeline
-from input_pipeline.source import Arrays
+from input_pipeline.pipeline import Pipeline, block_steps
+from input_pipeline.source import Arrays, pace
 from trainer.clock import Clock, Interval
 
 
@@ -69,6 +71,52 @@ def test_evaluation_counts_each_example_once():
     assert p.steps == 5
     counted = np.concatenate([part["x"][part["weight"] > 0] for part in parts])
     assert sorted(counted) == list(range(103))
+
+
+class Slow:
+    """103 examples, each of which takes its time, as does each read; it notes what is read, and by how many at once."""
+
+    def __init__(self, seconds=0.0, a_read=0.0):
+        self._seconds, self._a_read, self.ids = seconds, a_read, []
+        self._reading = self.most = 0
+
+    def __len__(self):
+        return 103
+
+    def read(self, ids):
+        self._reading += 1
+        self.most = max(self.most, self._reading)
+        self.ids += ids.tolist()
+        time.sleep(self._a_read + self._seconds * len(ids))
+        self._reading -= 1
+        return ids, ids
+
+
+def test_evaluation_reads_each_example_once():
+    source = Slow()
+    p = Pipeline(source, 7, 24, 4, [range(4)], 32, shuffled=False)
+    source.ids.clear()
+    batch = p.read_block(0)
+    assert source.ids == list(range(103))  # not those of 27 batches that nobody asks for
+    last = batch["x"][4]
+    counts = np.bincount(last.ravel())[96:]
+    assert last.min() == 96 and set(counts) == {3, 4} and batch["weight"][4].sum() == 7  # padded by a mix of its own
+
+
+@pytest.mark.parametrize(
+    ("seconds", "a_read", "steps"), [(0.0, 0.0, 256), (1e-3, 0.0, 32), (0.02, 0.0, 2), (0.0, 0.05, 256)]
+)
+def test_a_block_of_slow_examples_is_short(seconds, a_read, steps):
+    source = Slow(seconds, a_read)
+    assert block_steps(source, 24, pace(source)) in (steps, steps // 2)  # sleep() takes some longer than it is told
+
+
+def test_as_many_read_at_once_as_are_read_ahead():
+    for threaded in (True, False):
+        source = Slow(a_read=0.1)
+        p = Pipeline(source, 7, 24, 4, [range(4)], 2, prefetch=12)
+        next(p.blocks() if threaded else p.dataset().as_numpy_iterator())
+        assert source.most >= 8
 
 
 def test_tf_data_and_read_block_agree():

@@ -403,6 +403,26 @@ def test_what_load_may_not_return(loaded, said):
         prepare(loaded, 0.0).facts()
 
 
+SLOW = """
+import time, numpy as np
+
+class Train:
+    def __len__(self): return 5000
+    def __getitem__(self, i):
+        time.sleep(0.03)
+        return np.arange(i, i + 8, dtype=np.float32), i % 3
+
+def load(): return {"train": Train(), "classes": 3}
+"""
+
+
+def test_slow_examples_are_not_taken_for_a_hang(tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    flags = ("--backend=jax", "--dataset=slow:load", "--model=dense", "--steps=6", "--hang_after=15s")
+    trainer(*flags, f"--run_dir={tmp_path / 'run'}", cwd=tmp_path)  # 256 steps of 64 examples took 8 minutes to read
+    assert summary(tmp_path / "run")["step"] == 6
+
+
 @pytest.mark.parametrize("examples", [1, 65, *(pytest.param(n, marks=pytest.mark.long) for n in (63, 64))])
 def test_fewer_examples_than_a_batch(examples, tmp_path):
     """A batch runs on into the next pass; each example still counts once in an evaluation."""

@@ -40,6 +40,7 @@ class Assembly:
       strategy: where it computes.
       program: what is trained.
       peers: the processes.
+      pace: seconds that an example takes to be read, of the slowest process.
     """
 
     config: Config
@@ -48,6 +49,7 @@ class Assembly:
     strategy: Strategy
     program: Program
     peers: Peers
+    pace: float
 
     def pipeline(self, source: Source, shuffled: bool) -> Pipeline:
         """Batches of a source for this strategy's devices."""
@@ -58,7 +60,7 @@ class Assembly:
             self.config.global_batch,
             replicas,
             self.strategy.shares(replicas),
-            block_steps(source, self.config.global_batch, 256 if shuffled else 32),
+            block_steps(source, self.config.global_batch, self.pace, 256 if shuffled else 32),
             self._labels,
             shuffled,
             self.config.prefetch,
@@ -175,7 +177,7 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     lengthy.listener = _teller(peers)
     data = load_dataset(config)  # after the strategy: a dataset that uses TensorFlow fixes TensorFlow's devices
     try:
-        facts = data.facts()
+        facts, pace = data.facts(), data.pace()
     except DataError as error:
         raise _data_error(config, error) from error
     peers.agree({f"the data, {name}": fact for name, fact in facts.items()})
@@ -193,7 +195,7 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
         steps = math.ceil((config.epochs or 15) * len(data.train) / config.global_batch)
     program = Program(config, data, steps, replicas, strategy.scope())
     strategy.compile(program)
-    parts = Assembly(config, data, steps, strategy, program, peers)
+    parts = Assembly(config, data, steps, strategy, program, peers, max(peers.gather(pace)))
     parts.check_labels()
     parts.check_evaluations()
     return parts

@@ -114,7 +114,7 @@ class Config:
         "Keep fewer activations and compute them again in the backward pass, where the model's build takes remat.",
     )
     cache: str = _flag("none", "Where decoded examples are kept: none, memory, or a file's path.")
-    prefetch: int = _flag(2, "Blocks of steps that the input pipeline reads ahead.")
+    prefetch: int = _flag(2, "Blocks of steps that the input pipeline reads ahead, and at once.")
     callbacks: tuple[str, ...] = _flag(
         (), "Keras callbacks, repeatable: EarlyStopping(patience=3) or my_pkg.my_module:make(arg=value)."
     )

@@ -28,7 +28,7 @@ def run(config: Config) -> int:
     data = load_dataset(config)
     opened = time.perf_counter() - begin
     replicas = config.replicas or 1
-    block = block_steps(data.train, config.global_batch)
+    block = block_steps(data.train, config.global_batch, data.pace())
     pipeline = Pipeline(
         data.train,
         config.seed,
@@ -95,7 +95,10 @@ def _advice(config: Config, speeds: dict[str, float]) -> str:
     advice = f"Steps of less than {1e3 * step:.2f} ms would wait for these data."
     source, block = speeds["source, one thread"], speeds["a block, one thread"]
     if source < 2 * block and config.cache == "none" and source < 0.5 * speeds["order of the examples"]:
-        return f"{advice} Most of the time is the source's own: --cache=memory, or a file, keeps what it has decoded."
+        return (
+            f"{advice} Most of the time is the source's own: --cache=memory, or a file, keeps what it has decoded; "
+            "--prefetch=16 has as many blocks read at once, should it wait for disks or networks."
+        )
     if block < 0.5 * source:
         return f"{advice} Most of the time is spent around the reading: the order, checks of labels, augment."
     return advice

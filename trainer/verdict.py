@@ -5,7 +5,11 @@ from collections.abc import Mapping
 _LEAST = 5.0  # seconds, of which nothing can be said
 # purpose: (the share of the time that is too much, the cause, what to change)
 _LIMITS = {
-    "data": (0.2, "input: devices wait for data", "--cache=memory, --prefetch=4, or a source that reads faster"),
+    "data": (
+        0.2,
+        "input: devices wait for data",
+        "--cache=memory, or a source that reads faster; --prefetch=16, if it waits for disks or networks",
+    ),
     "save": (0.05, "checkpoints: saves hold the training up", "a longer --save_every, or a faster disk for --run_dir"),
     "evaluate": (0.3, "evaluation", "a longer --evaluate_every"),
     "callbacks": (0.1, "callbacks", "a longer --log_every, or callbacks that do less"),
