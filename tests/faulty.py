@@ -138,3 +138,24 @@ def slow_data(seconds: float):
     data = digits.load()
     train = SlowSource(data.train, seconds)
     return type("Data", (), {"train": train, "evaluation": data.evaluation, "classes": 10})
+
+
+class Heavy(keras.layers.Layer):
+    """Nothing but work, of a second or so, in evaluation."""
+
+    def call(self, x, training=False):
+        if training:
+            return x
+        square = keras.ops.full((2500, 2500), 1e-4) + keras.ops.mean(x)
+        return x + 0.0 * keras.ops.mean(keras.ops.matmul(square, square))
+
+
+def slow_to_evaluate(input_shape, classes):
+    layers = [
+        keras.Input(input_shape),
+        keras.layers.Rescaling(1 / 255),
+        keras.layers.Flatten(),
+        Heavy(),
+        keras.layers.Dense(classes),
+    ]
+    return keras.Sequential(layers)

@@ -59,6 +59,7 @@ FLOORS = {
     "trainer.strategies": 3,
     "trainer.assembly": 3,
     "trainer.copies": 3,
+    "trainer.evaluation": 4,
     "trainer.gallery": 4,
     "trainer.validation": 4,
     "trainer.utilization": 4,

@@ -107,6 +107,22 @@ def test_twenty_stops_at_any_moment_lose_nothing(tmp_path):
     assert curve(stopped) == curve(whole)
 
 
+@pytest.mark.long
+def test_steps_of_an_evaluation_that_take_seconds(tmp_path):
+    """A signal is obeyed between two of them, though a block holds 32."""
+    flags = ("--backend=jax", "--model=tests.faulty:slow_to_evaluate", "--steps=20", f"--run_dir={tmp_path}")
+    process = start(*flags, "--dataset=synthetic(examples=1000, evaluation_examples=4000)", "--evaluate_every=10")
+    while not (tmp_path / "checkpoints" / "00000000" / "manifest.json").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    time.sleep(10)
+    process.send_signal(signal.SIGTERM)
+    begin = time.monotonic()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 75 and "after step 10" in out, err
+    assert time.monotonic() - begin < 15
+
+
 def test_a_second_run_in_the_same_directory_is_refused(tmp_path):
     trainer("--steps=1", f"--run_dir={tmp_path}")
     with open(tmp_path / "lock", "r+") as lock:

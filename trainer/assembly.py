@@ -25,10 +25,6 @@ from trainer.strategies.base import Block
 _SAY_EVERY = 10.0  # seconds
 
 
-class BrokenOff(Exception):
-    """An evaluation was not finished, for this start of the run was told to stop."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Assembly:
     """What a verb works with.
@@ -123,31 +119,9 @@ class Assembly:
                 raise pipeline.error from None
             raise
 
-    def evaluate(self, source: Source, prefix: str, told: Callable[[], bool] | None = None) -> dict[str, float]:
-        """Loss and metrics over a source, each example counted once, under names with a prefix.
-
-        Args:
-          source: the examples.
-          prefix: of the names.
-          told: whether to break off; asked between blocks.
-
-        Raises:
-          BrokenOff: it was told so.
-        """
-        pipeline = self.pipeline(source, shuffled=False)
-        totals, left = self.program.objective.no_totals(), pipeline.steps
-        for block in self.blocks(pipeline):
-            self.peers.doing("evaluate")  # each block is progress
-            before, totals = totals, self.strategy.evaluate(block, min(left, pipeline.block), totals)
-            keras.ops.convert_to_numpy(before.counts)  # at most two blocks are on the devices, however slow they are
-            left -= pipeline.block
-            if told and left > 0 and told():
-                raise BrokenOff
-        return {f"{prefix}{k}": v for k, v in self.program.objective.results(totals).items()}
-
     def probe(self) -> float:
         """Mean loss of the first batch to be evaluated on, or of the first in the training data."""
-        totals = self.strategy.evaluate(self._probed, 1, self.program.objective.no_totals())
+        totals = self.strategy.evaluate(self._probed, 0, 1, self.program.objective.no_totals())
         return self.program.objective.results(totals)["loss"]
 
     @functools.cached_property

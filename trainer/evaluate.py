@@ -7,6 +7,7 @@ from trainer import checkpoint
 from trainer.assembly import Assembly, assemble
 from trainer.config import Config
 from trainer.errors import OK, UserError
+from trainer.evaluation import evaluate
 from trainer.peers import Peers
 from trainer.reporting import words
 from trainer.run_directory import RunDirectory
@@ -19,9 +20,9 @@ def run(config: Config, peers: Peers) -> int:
     results: dict[str, float] = {}
     with parts.program.averaged():
         if parts.dataset.validation is not parts.dataset.evaluation and parts.dataset.validation is not None:
-            results |= parts.evaluate(parts.dataset.validation, "val_")
+            results |= evaluate(parts, parts.dataset.validation, "val_")
         if parts.dataset.evaluation is not None:
-            results |= parts.evaluate(parts.dataset.evaluation, "test_")
+            results |= evaluate(parts, parts.dataset.evaluation, "test_")
     print(words(results))
     print(json.dumps({"step": parts.program.step, **results}))
     return OK

@@ -9,9 +9,10 @@ import numpy as np
 
 from trainer import callbacks as keras_callbacks
 from trainer import copies, printout
-from trainer.assembly import Assembly, BrokenOff
+from trainer.assembly import Assembly
 from trainer.clock import Clock, Interval
 from trainer.errors import UserError
+from trainer.evaluation import BrokenOff
 from trainer.guard import Guard
 from trainer.health import Health
 from trainer.history import History

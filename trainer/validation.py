@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from trainer.assembly import Assembly
+from trainer.evaluation import evaluate
 from trainer.gallery import Gallery
 from trainer.ledger import Ledger
 from trainer.reporting import Nothing, Reporting
@@ -36,7 +37,7 @@ class Validation:
             return {}
         # The first evaluation is the slowest by far.
         with self._ledger("evaluate" if self.metrics else "compile"), self._parts.program.averaged():
-            self.metrics = self._parts.evaluate(source, "val_", self._told)
+            self.metrics = evaluate(self._parts, source, "val_", self._told)
             self._gallery.show(step, reporting, step >= self._parts.steps)
         return self.metrics
 
@@ -51,5 +52,5 @@ class Validation:
             final |= {f"test_{k.removeprefix('val_')}": v for k, v in self.metrics.items()}
         elif test is not None:
             with self._ledger("evaluate"), self._parts.program.averaged():
-                final |= self._parts.evaluate(test, "test_", self._told)
+                final |= evaluate(self._parts, test, "test_", self._told)
         return final

@@ -86,8 +86,8 @@ class Strategy(abc.ABC):
         """
 
     @abc.abstractmethod
-    def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
-        """Adds `count` evaluation steps of a block to the totals; changes no variable."""
+    def evaluate(self, block: Block, first: int, count: int, totals: Totals) -> Totals:
+        """Adds `count` evaluation steps of a block, from its `first`, to the totals; changes no variable."""
 
     def predict(self, x: Any) -> Any:
         """The model's outputs for a few examples, on the host; None where no process alone can compute them.

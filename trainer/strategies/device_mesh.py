@@ -169,8 +169,8 @@ class DeviceMesh(Strategy):
         self._state.assign(values)
         return totals
 
-    def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
-        return self.loop(False, block)(self._state.values(), block, 0, count, 0, totals)[1]
+    def evaluate(self, block: Block, first: int, count: int, totals: Totals) -> Totals:
+        return self.loop(False, block)(self._state.values(), block, first, count, 0, totals)[1]
 
     def predict(self, x: Any) -> Any:
         return jax.tree.map(np.asarray, self._outputs(self._state.values(), x))

@@ -158,8 +158,8 @@ class ParameterServer(TFDistribute):
         self._program.optimizer.iterations.assign(step + count)
         return totals
 
-    def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
-        for i, outcome in enumerate(self._computed(self._evaluate_on_worker, block, range(count))):
+    def evaluate(self, block: Block, first: int, count: int, totals: Totals) -> Totals:
+        for i, outcome in enumerate(self._computed(self._evaluate_on_worker, block, range(first, first + count))):
             totals = self._objective.add(totals, outcome, np.int32(i))
         return totals
 

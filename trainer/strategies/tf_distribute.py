@@ -92,8 +92,8 @@ class TFDistribute(Strategy):
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
         return self._call(self._train, block, *map(np.int32, (first, count, step)), totals)
 
-    def evaluate(self, block: Block, count: int, totals: Totals) -> Totals:
-        return self._call(self._evaluate, block, np.int32(count), totals)
+    def evaluate(self, block: Block, first: int, count: int, totals: Totals) -> Totals:
+        return self._call(self._evaluate, block, *map(np.int32, (first, count)), totals)
 
     def _call(self, function: Any, *arguments: Any) -> Totals:
         """Calls a compiled function; what XLA can't compile in it is told as the user's to change."""
@@ -135,9 +135,9 @@ class TFDistribute(Strategy):
 
         return repeat(count, one, totals)
 
-    def _evaluate_steps(self, block: Block, count: Any, totals: Totals) -> Totals:
+    def _evaluate_steps(self, block: Block, first: Any, count: Any, totals: Totals) -> Totals:
         def one(i: Any, totals: Totals) -> tuple[Any, Totals]:
-            outcome = self._first_device(self._strategy.run(self._evaluate_step, (block, i)))
+            outcome = self._first_device(self._strategy.run(self._evaluate_step, (block, first + i)))
             return i + 1, self._objective.add(totals, outcome, i)
 
         return repeat(count, one, totals)
