@@ -207,14 +207,23 @@ def example_bytes(source: Source) -> int:
     return sum(int(np.prod(spec.shape)) * spec.dtype.itemsize for spec in flatten(example_spec(source)))
 
 
-def pace(source: Source) -> float:
-    """Seconds by which a read takes longer for each example more; 0 of a stream, which can't be read here and there."""
-    found, seconds, size, first = 0.0, 0.0, 0, 0
-    most = 0 if is_streamed(source) else min(512, 2**23 // max(1, example_bytes(source)))
-    while seconds < 0.1 and size < most:
-        before, smaller, size = seconds, size, max(2, 4 * size)
-        seconds = min(_seconds(source, first, size), _seconds(source, first + size, size))  # one may be slow by chance
-        found, first = max(0.0, (seconds - before) / (size - smaller)), first + 2 * size
+def pace(source: Source, megabytes: float = 8.0) -> float:
+    """Seconds by which a read takes longer for each example more; 0 of a stream, which can't be read here and there.
+
+    Args:
+      source: the examples.
+      megabytes: how much will be read at once. It is not looked closer where that takes next to no time.
+    """
+    most = min(2**16, int(megabytes * 2**20 / max(1, example_bytes(source))))
+    found, before, smaller, first = 0.0, 0.0, 0, 0
+    for size in () if is_streamed(source) else (2, 8, 32, 128, 512):
+        seconds = _seconds(source, first, size)
+        if seconds > 0.05:  # perhaps by chance
+            seconds = min(seconds, _seconds(source, first + size, size))
+        found = max(0.0, (seconds - before) / (size - smaller))
+        if seconds / size * most < 0.25 or (before and seconds > max(0.05, 2 * before)):
+            break
+        before, smaller, first = seconds, size, first + 2 * size
     return found
 
 
