@@ -55,6 +55,7 @@ class Pipeline:
         the last batch padded with its own examples again, of weight 0.
       prefetch: blocks read ahead, and at least as many threads that read.
       augment: as in Dataset; while shuffled only.
+      most: steps of a pass, where not all will be asked for; 0: all.
     """
 
     source: Source
@@ -67,6 +68,7 @@ class Pipeline:
     shuffled: bool = True
     prefetch: int = 2
     augment: Callable[[Any, Any], Any] | None = None
+    most: int = 0
 
     def __post_init__(self) -> None:
         self.error: Exception | None = None  # what the source raised
@@ -79,7 +81,8 @@ class Pipeline:
     @property
     def steps(self) -> int:
         """Steps in which a pass sees every example; the last may be padded (or run into the next pass)."""
-        return -(-len(self.source) // self.global_batch)
+        whole = -(-len(self.source) // self.global_batch)
+        return min(whole, self.most or whole)
 
     def dataset(self, first_block: int = 0) -> Any:
         """The elements from a block on, the shares of a block one after the other, as a tf.data.Dataset.
@@ -175,8 +178,8 @@ class Pipeline:
         if self.shuffled:
             return ids_at(self.source, self.seed, position)
         # The padding is a mix of the last batch's examples: what a model adds by add_loss() is a mean over both.
-        last = (self.steps - 1) * self.global_batch
-        return np.where(position < len(self.source), position, last + position % (len(self.source) - last))
+        last, end = (self.steps - 1) * self.global_batch, min(len(self.source), self.steps * self.global_batch)
+        return np.where(position < end, position, last + position % (end - last))
 
     def _read(self, block: int, position: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]) -> Example:
         if not is_streamed(self.source):

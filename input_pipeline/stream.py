@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from input_pipeline.source import DataError, Example, flatten, map_structure, merged
 
-_CHUNK = 512  # examples that are read at once
+_CHUNK = 128  # examples that are read at once
+_CURSORS = 2
 # tf.data's operations that make no single examples of batches.
 _LEAVING = (
     "Map",
@@ -52,9 +53,7 @@ class Stream:
                 "for a run makes its own; where it makes sequences, give it drop_remainder=True"
             )
         self._lock = threading.Lock()
-        self._chunks: Any = iter(())
-        self._held: Example = ()  # examples from `_start` to before `_end`
-        self._start = self._end = -1
+        self._cursors: list[_Cursor] = []  # the one used last comes last
         self._first: Example = None
 
     def __len__(self) -> int:
@@ -63,41 +62,64 @@ class Stream:
     def read(self, ids: npt.NDArray[np.int64]) -> Example:
         """Reads examples, quickly where each id is the one after the last."""
         cuts = np.flatnonzero(np.diff(ids) != 1) + 1
-        with self._lock:
-            parts = [self._range(int(run[0]), int(run[-1]) + 1) for run in np.split(np.asarray(ids), cuts)]
+        parts = [self._range(int(run[0]), int(run[-1]) + 1) for run in np.split(np.asarray(ids), cuts)]
         return merged(parts, np.concatenate) if len(parts) > 1 else parts[0]
 
     def _range(self, first: int, end: int) -> Example:
         if (first, end) == (0, 1) and self._first is not None:
             return self._first  # asked for its shape again and again
-        if first == 0 or not self._start <= first <= self._end:
-            self._seek(first)
-        while self._end < end:
-            self._grow(first)
-        found = map_structure(lambda a: a[first - self._start : end - self._start], self._held)
+        found = None
+        while found is None:
+            cursor = self._cursor(first)
+            with cursor.lock:
+                if cursor.is_at(first):  # nobody has moved it on meanwhile
+                    found = cursor.read(first, end)
         if (first, end) == (0, 1):
             self._first = found
         return found
 
-    def _seek(self, first: int) -> None:
+    def _cursor(self, first: int) -> "_Cursor":
+        """One that is there. Whoever begins a pass has his own, and training keeps its place while others look in."""
+        with self._lock:
+            near = (cursor for cursor in self._cursors if first and cursor.is_at(first))
+            cursor = next(near, None) or _Cursor(self._dataset, self._length, first)
+            self._cursors = [*(other for other in self._cursors if other is not cursor), cursor][-_CURSORS:]
+        return cursor
+
+
+class _Cursor:
+    """A place in a pass over a dataset, and the examples around it."""
+
+    def __init__(self, dataset: Any, length: int, first: int) -> None:
         if first > _MANY:
             print(f"streamed data: reading {first:,} examples again, to go on after them", file=sys.stderr, flush=True)
-        self._chunks = self._dataset.skip(first).batch(_CHUNK).prefetch(2).as_numpy_iterator()
-        self._held, self._start, self._end = (), first, first
+        self._chunks = dataset.skip(first).batch(_CHUNK).prefetch(2).as_numpy_iterator()
+        self._length, self._held = length, list[Example]()  # chunks
+        self._start = self._end = first  # ids of the first example that is held, and of the first that was not read
+        self.lock = threading.Lock()
 
-    def _grow(self, first: int) -> None:
-        """Reads the next chunk, and drops what lies before `first`."""
+    def is_at(self, first: int) -> bool:
+        """Whether an example is held, or the next."""
+        return self._start <= first <= self._end
+
+    def read(self, first: int, end: int) -> Example:
+        """Examples `first` to before `end`; what lies before is dropped."""
+        while self._end < end:
+            self._held.append(self._next())
+            self._end += _rows(self._held[-1])
+        while self._start + _rows(self._held[0]) <= first:
+            self._start += _rows(self._held.pop(0))
+        held = merged(self._held, np.concatenate) if len(self._held) > 1 else self._held[0]
+        return map_structure(lambda a: a[first - self._start : end - self._start], held)
+
+    def _next(self) -> Example:
         try:
             chunk = next(self._chunks, None)
         except Exception as error:  # of the user's functions, by way of TensorFlow
             raise DataError(f"the tf.data.Dataset failed after {self._end} examples: {error}") from error
         if chunk is None:
             raise DataError(f"the tf.data.Dataset ended after {self._end} examples, and said {self._length}")
-        past = max(0, min(first, self._end) - self._start)
-        kept = self._end - self._start - past
-        self._held = merged([map_structure(lambda a: a[past:], self._held), chunk], np.concatenate) if kept else chunk
-        self._start += past
-        self._end += _rows(chunk)
+        return chunk
 
 
 def _gives_batches(dataset: Any) -> bool:

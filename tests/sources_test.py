@@ -515,6 +515,35 @@ def test_reads_of_a_stream_are_those_of_its_arrays():
         assert (x == X[list(ids)]).all() and (y == Y[list(ids)]).all()
 
 
+def test_who_looks_at_a_stream_s_beginning_does_not_take_its_place():
+    """Training goes on where it stood, though others have read the first examples meanwhile."""
+    import tensorflow as tf
+
+    from input_pipeline.source import read
+    from input_pipeline.stream import Stream
+
+    begun = []
+
+    def examples():
+        pass_ = len(begun)
+        begun.append(0)
+        for i in range(1000):
+            begun[pass_] = i
+            yield i
+
+    stream = Stream(
+        tf.data.Dataset.from_generator(examples, output_signature=tf.TensorSpec((), tf.int64)).apply(
+            tf.data.experimental.assert_cardinality(1000)
+        )
+    )
+    for first in range(0, 900, 100):
+        assert read(stream, np.arange(first, first + 100))[0].tolist() == list(range(first, first + 100))
+        if first % 200:
+            assert read(stream, np.arange(20))[0].tolist() == list(range(20))
+    assert len(begun) == 5  # one pass of training's, four looks
+    assert max(begun[1:]) < 600, "a look reads some chunks ahead, not the whole pass"
+
+
 def test_a_cache_without_room_or_place_is_told(tmp_path):
     source = Subset(Arrays(X, Y), np.arange(100))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

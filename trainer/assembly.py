@@ -126,7 +126,8 @@ class Assembly:
 
     @functools.cached_property
     def _probed(self) -> Block:
-        return next(self.blocks(self.pipeline(self.dataset.validation or self.dataset.train, shuffled=False)))
+        pipeline = self.pipeline(self.dataset.validation or self.dataset.train, shuffled=False)
+        return next(self.blocks(dataclasses.replace(pipeline, most=1)))
 
 
 def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training: bool = True) -> Assembly:
