@@ -22,9 +22,10 @@ _SHAPE = (28, 28, 1)
 def main() -> None:
     """Times a pass over 60,000 images each way, and going on at far positions."""
     from input_pipeline import arrays
+    from input_pipeline.blocks import block_steps
     from input_pipeline.cache import cached
     from input_pipeline.labels import Labels
-    from input_pipeline.pipeline import Pipeline, block_steps
+    from input_pipeline.pipeline import Pipeline
     from input_pipeline.source import Arrays, Subset
 
     x = np.random.default_rng(0).integers(0, 256, (EXAMPLES, *_SHAPE), np.uint8)
@@ -159,8 +160,9 @@ def _fed(folder: pathlib.Path) -> page.Row:
 
 def _seek(source: Any, position: int, tf: Any, x: Any, y: Any) -> page.Row:
     """How long the first block takes at a far position, beside skip()."""
+    from input_pipeline.blocks import block_steps
     from input_pipeline.labels import Labels
-    from input_pipeline.pipeline import Pipeline, block_steps
+    from input_pipeline.pipeline import Pipeline
 
     block = block_steps(source, BATCH)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from input_pipeline import order
+from input_pipeline.blocks import pace
 from input_pipeline.given import adapted, is_whole
 from input_pipeline.labels import Labels
 from input_pipeline.source import (
@@ -22,7 +23,6 @@ from input_pipeline.source import (
     flatten,
     is_streamed,
     map_structure,
-    pace,
 )
 
 _PARTS = {2: ("train", "evaluation"), 3: ("train", "validation", "evaluation")}  # of a tuple, in the usual order
@@ -67,8 +67,8 @@ class Dataset:
 
     def pace(self) -> float:
         """Seconds that an example takes to be read, of the slowest source."""
-        different = {id(source): source for source in self._sources.values()}  # validation may be evaluation
-        return max(map(pace, different.values()))
+        different = {id(source): source for source in self._sources.values()}.values()  # validation may be evaluation
+        return max(pace(source, self.augment if source is self.train else None) for source in different)
 
     @property
     def _sources(self) -> dict[str, Source]:

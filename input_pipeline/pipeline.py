@@ -24,7 +24,6 @@ from input_pipeline.source import (
     Example,
     Source,
     Spec,
-    example_bytes,
     example_spec,
     flatten,
     ids_at,
@@ -34,8 +33,6 @@ from input_pipeline.source import (
 )
 
 _ENDLESS = 2**40  # blocks
-_READING = 1.0  # seconds
-_STREAMED = 1024  # examples of a block
 Batch = dict[str, Any]  # 'x', 'y', 'key' and, where examples are weighted or padded, 'weight'
 
 
@@ -219,24 +216,4 @@ class Pipeline:
         return dict(spec)
 
 
-def block_steps(source: Source, global_batch: int, pace: float = 0.0, most: int = 256, megabytes: float = 8.0) -> int:
-    """How many steps a block holds: a power of two, 2 to `most`.
-
-    Args:
-      source: the examples.
-      global_batch: examples of a step.
-      pace: seconds that an example takes to be read. A block is read in a second, if it can be, for until it is
-        there no step is done, and no signal obeyed.
-      most: how many steps it may hold.
-      megabytes: how large it may be, if it can be.
-    """
-    examples = megabytes * 2**20 / max(1, example_bytes(source))
-    if pace:
-        examples = min(examples, _READING / pace)
-    if is_streamed(source):  # whose pace is not known before it is read
-        examples = min(examples, _STREAMED)
-    steps = max(2, int(examples / global_batch))
-    return min(most, 1 << (steps.bit_length() - 1))
-
-
-__all__ = ["Batch", "DataError", "Pipeline", "block_steps"]
+__all__ = ["Batch", "DataError", "Pipeline"]

@@ -1,7 +1,6 @@
 """A source is random-access examples: a length and `read(ids)`. A dataset is two of them, and a name for labels."""
 
 import hashlib
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -200,37 +199,6 @@ def fingerprint(source: Source) -> str:
     for array in flatten(read(source, ids)):
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:16]
-
-
-def example_bytes(source: Source) -> int:
-    """How large an example is."""
-    return sum(int(np.prod(spec.shape)) * spec.dtype.itemsize for spec in flatten(example_spec(source)))
-
-
-def pace(source: Source, megabytes: float = 8.0) -> float:
-    """Seconds by which a read takes longer for each example more; 0 of a stream, which can't be read here and there.
-
-    Args:
-      source: the examples.
-      megabytes: how much will be read at once. It is not looked closer where that takes next to no time.
-    """
-    most = min(2**16, int(megabytes * 2**20 / max(1, example_bytes(source))))
-    found, before, smaller, first = 0.0, 0.0, 0, 0
-    for size in () if is_streamed(source) else (2, 8, 32, 128, 512):
-        seconds = _seconds(source, first, size)
-        if seconds > 0.05:  # perhaps by chance
-            seconds = min(seconds, _seconds(source, first + size, size))
-        found = max(0.0, (seconds - before) / (size - smaller))
-        if seconds / size * most < 0.25 or (before and seconds > max(0.05, 2 * before)):
-            break
-        before, smaller, first = seconds, size, first + 2 * size
-    return found
-
-
-def _seconds(source: Source, first: int, size: int) -> float:
-    begin = time.perf_counter()
-    read(source, np.arange(first, first + size) % len(source))
-    return time.perf_counter() - begin
 
 
 def map_structure(function: Callable[[Any], Any], structure: Any) -> Any:

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from input_pipeline import memory, order
-from input_pipeline.pipeline import Pipeline, block_steps
-from input_pipeline.source import Arrays, pace
+from input_pipeline.blocks import block_steps, pace
+from input_pipeline.pipeline import Pipeline
+from input_pipeline.source import Arrays
 from trainer.clock import Clock, Interval
 
 
@@ -109,6 +110,10 @@ def test_evaluation_reads_each_example_once():
 def test_a_block_of_slow_examples_is_short(seconds, a_read, steps):
     source = Slow(seconds, a_read)
     assert block_steps(source, 24, pace(source)) in (steps, steps // 2)  # sleep() takes some longer than it is told
+
+
+def test_what_changes_examples_takes_its_time_too():
+    assert pace(Slow(), lambda example, keys: time.sleep(0.01 * len(keys))) == pytest.approx(0.01, rel=0.2)
 
 
 def test_as_many_read_at_once_as_are_read_ahead():

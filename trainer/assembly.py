@@ -10,9 +10,10 @@ import keras
 import numpy as np
 
 from input_pipeline import cache, dataset, lengthy, remote
+from input_pipeline.blocks import block_steps
 from input_pipeline.dataset import Dataset
 from input_pipeline.labels import Labels
-from input_pipeline.pipeline import Pipeline, block_steps
+from input_pipeline.pipeline import Pipeline
 from input_pipeline.source import Arrays, DataError, Source, example_spec, flatten
 from trainer import backend, plugins, policy, strategies
 from trainer.config import Config

@@ -12,8 +12,10 @@ from input_pipeline.source import flatten, is_streamed, read
 from trainer.assembly import Assembly
 from trainer.reporting import Nothing, Reporting
 
-_EVERY = 30.0  # seconds between two visits: a prediction is compiled apart, and costs time
+# Seconds between two visits, or times what one takes: a prediction is compiled apart, and costs time.
+_EVERY, _TIMES = 30.0, 20
 _EXAMPLES, _BATCH = 512, 64
+_READING = 5.0  # seconds
 _CLASSES = 64  # more don't fit on a picture
 _WORST = 16
 _TOKENS = 64
@@ -30,15 +32,17 @@ class Gallery:
 
     def __init__(self, parts: Assembly) -> None:
         self._parts = parts
-        self._since = time.monotonic()
+        self._since, self._pause = time.monotonic(), _EVERY
         evaluates = parts.dataset.validation is not None and parts.config.evaluate_every != "never"
         self._open = evaluates and parts.peers.cluster.size == 1
 
     def show(self, step: int, reporting: Reporting | Nothing, last: bool) -> None:
         """Writes pictures and texts to TensorBoard, if the last time was long ago or there is no next one."""
-        if self._open and (last or time.monotonic() - self._since > _EVERY):
+        begin = time.monotonic()
+        if self._open and (last or begin - self._since > self._pause):
             self._show(step, reporting)
             self._since = time.monotonic()
+            self._pause = max(_EVERY, _TIMES * (self._since - begin))
 
     def _show(self, step: int, reporting: Reporting | Nothing) -> None:
         source = self._parts.dataset.validation
@@ -46,7 +50,8 @@ class Gallery:
         for variable in self._parts.program.model.trainable_variables:
             reporting.weights(step, variable.path, self._parts.program.to_host(variable).astype(np.float32))
         n, classes, decode = len(source), self._parts.dataset.classes, self._parts.dataset.decode
-        spread = np.unique(np.linspace(0, n - 1, _EXAMPLES).astype(np.int64))
+        examples = min(_EXAMPLES, 1 + int(_READING / max(1e-9, self._parts.pace)))
+        spread = np.unique(np.linspace(0, n - 1, examples).astype(np.int64))
         x, y, *_ = read(source, np.arange(len(spread)) if is_streamed(source) else spread)
         one_label = classes is not None and isinstance(y, np.ndarray) and np.issubdtype(y.dtype, np.integer)
         if one_label and y.ndim == 1:

@@ -11,7 +11,8 @@ import keras
 import numpy as np
 
 from input_pipeline import order
-from input_pipeline.pipeline import Pipeline, block_steps
+from input_pipeline.blocks import block_steps
+from input_pipeline.pipeline import Pipeline
 from input_pipeline.source import flatten, read
 from trainer.assembly import load_dataset
 from trainer.config import Config
