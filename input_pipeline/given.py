@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from input_pipeline.source import Arrays, DataError, Example, Source, as_array, flatten, map_structure, merged
+from input_pipeline.source import Arrays, DataError, Example, Source, as_array, flatten, items, map_structure, merged
 
 
 def adapted(given: Any) -> Any:
@@ -26,8 +26,8 @@ def adapted(given: Any) -> Any:
             return Arrays(*map_structure(as_array, given))
     if hasattr(given, "num_batches"):
         raise DataError(f"{type(given).__name__} is a keras.utils.PyDataset, which gives batches: give single examples")
-    items = all(hasattr(given, name) for name in ("__len__", "__getitem__"))
-    return Items(given) if items and not isinstance(given, Source) else given
+    has_items = all(hasattr(given, name) for name in ("__len__", "__getitem__"))
+    return Items(given) if has_items and not isinstance(given, Source) else given
 
 
 def is_whole(part: Any) -> bool:
@@ -76,14 +76,14 @@ class Items:
     """What gives one example at a time, such as grain's and tfds' data sources.
 
     Args:
-      items: has a length, and items[id] -> (x, y), (x, y, weight), or x alone.
+      given: has a length, and given[id] -> (x, y), (x, y, weight), or x alone.
     """
 
-    def __init__(self, items: Any) -> None:
-        self._items = items
+    def __init__(self, given: Any) -> None:
+        self._items = given
 
     def __len__(self) -> int:
         return len(self._items)
 
     def read(self, ids: npt.NDArray[np.int64]) -> Example:
-        return merged([self._items[int(i)] for i in ids])
+        return merged(items(self._items, ids))

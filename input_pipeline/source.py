@@ -110,6 +110,21 @@ def as_array(given: Any) -> npt.NDArray[Any]:
     return np.asarray(given)
 
 
+def items(source: Any, ids: npt.NDArray[np.int64]) -> list[Any]:
+    """source[id] for each id; by one call, where there is one: tfds', ArrayRecord's and Hugging Face's sources have it.
+
+    Raises:
+      DataError: the call returned something else.
+    """
+    wanted = [int(i) for i in ids]
+    if not hasattr(source, "__getitems__"):
+        return [source[i] for i in wanted]
+    found = source.__getitems__(wanted)
+    if not isinstance(found, list | tuple) or len(found) != len(wanted):
+        raise DataError(f"__getitems__ of {len(wanted)} ids returned {type(found).__name__}, not a list of as many")
+    return list(found)
+
+
 class Spec(NamedTuple):
     """Shape (without the batch dim) and dtype of one array of an example."""
 

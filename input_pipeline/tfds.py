@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from input_pipeline.dataset import Dataset
-from input_pipeline.source import DataError, Example, merged
+from input_pipeline.source import DataError, Example, items, merged
 
 
 class Columns:
@@ -24,8 +24,7 @@ class Columns:
         return len(self._rows)
 
     def read(self, ids: npt.NDArray[np.int64]) -> Example:
-        rows = [self._rows[int(i)] for i in ids]
-        return merged([(row[self._x], row[self._y]) for row in rows])
+        return merged([(row[self._x], row[self._y]) for row in items(self._rows, ids)])
 
 
 def load(

@@ -298,6 +298,25 @@ class Rows:
         return self.x[i], self.y[i]
 
 
+def test_several_examples_by_one_call():
+    class Batched(list):
+        asked = 0
+
+        def __getitems__(self, ids):
+            self.asked += 1
+            return [self[i] for i in ids][: self.most]
+
+        most = None
+
+    source = Batched(zip(X, Y, strict=True))
+    prepared = prepare(source, 0)
+    x, y = read(prepared.train, [5, 0, 7])
+    assert (x == X[[5, 0, 7]]).all() and (y == Y[[5, 0, 7]]).all() and source.asked
+    source.most = 2
+    with pytest.raises(DataError, match="__getitems__ of 3 ids returned list, not a list of as many"):
+        read(prepared.train, [5, 0, 7])
+
+
 def test_what_load_may_return():
     x, y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2])
     items = [(x[i], y[i]) for i in range(6)]
