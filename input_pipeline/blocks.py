@@ -54,8 +54,10 @@ def pace(source: Source, augment: Callable[[Example, Any], Example] | None = Non
         if seconds > 0.05:  # perhaps by chance
             seconds = min(seconds, seconds_of(first + size, size))
         found = max(0.0, (seconds - before) / (size - smaller))
-        if seconds / size * most < _READING / 4 or (before and seconds > max(0.05, 2 * before)):
-            break  # it need not be known better
+        fast = seconds / size * most < _READING / 4  # so that it does not matter
+        clear = seconds > max(0.05, 2 * before) or seconds > _READING / 2
+        if fast or (before and clear):
+            break
         before, smaller, first = seconds, size, first + 2 * size
     return found
 
