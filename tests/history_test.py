@@ -34,7 +34,7 @@ def test_a_planted_sleep_is_found_and_all_sums_up(tmp_path):
 
 @pytest.mark.long
 def test_slow_data_are_named(tmp_path):
-    trainer(*FLAGS, "--steps=2000", "--dataset=tests.faulty:slow_data(seconds=2.0)", f"--run_dir={tmp_path}")
+    trainer(*FLAGS, "--steps=200", "--dataset=tests.faulty:slow_data(seconds=0.002)", f"--run_dir={tmp_path}")
     assert summary(tmp_path)["bottleneck"].startswith("input: devices wait for data")
 
 
