@@ -1,12 +1,15 @@
-"""Initial weights: drawn on the host, the same on every backend."""
+"""Initial weights, and what layers draw in a step: the same numbers on every backend."""
 
 import json
 import subprocess
 import sys
 
+import keras
+import numpy as np
 import pytest
+from keras import layers
 
-from tests.running import REPOSITORY, environment, trainer
+from tests.running import REPOSITORY, curve, deviation, environment, trainer
 
 DRAWN = """
 import json, hashlib, keras, numpy as np
@@ -60,3 +63,112 @@ def test_one_seed_gives_one_initial_state(model, tmp_path):
         trainer(f"--backend={backend}", f"--model={model}", "--steps=1", "--evaluate_every=never", f"--run_dir={run}")
         saved.append(json.loads((run / "checkpoints" / "00000000" / "manifest.json").read_text())["variables"])
     assert saved[0] == saved[1]
+
+
+IN_A_STEP = """
+import json, hashlib, sys, keras, numpy as np
+from keras import ops, random
+from trainer.randomness import drawn_from
+from trainer.strategies import philox
+
+def seed(): return 2**31 + 7
+def drawn(draw):
+    values = {"as it is": draw()}
+    if keras.config.backend() == "tensorflow":
+        import tensorflow as tf
+        values["compiled by XLA"] = tf.function(draw, jit_compile=True)()
+        values["compiled"] = tf.function(draw)()
+    else:
+        import jax
+        values["compiled"] = jax.jit(draw)()
+    first, *others = values = [ops.convert_to_numpy(v) for v in values.values()]
+    assert all(np.allclose(first, other, rtol=1e-6, atol=2e-6) for other in others)
+    return first
+
+logits = np.log(np.array([[0.1, 0.2, 0.7], [0.5, 0.25, 0.25]], np.float32))
+ones = np.ones((200, 30, 50), np.float32)
+bits = getattr(philox, f"by_{keras.config.backend()}")
+with drawn_from(bits):
+    # The generator's authors' known answer for a key and a counter of zeros.
+    zeros = ops.cast(ops.zeros((2,), "int32"), "uint32")
+    words = [int(word) for word in ops.convert_to_numpy(bits((4,), zeros))]
+    assert words == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8], words
+    equal = {
+        "uniform": drawn(lambda: random.uniform((1000, 3, 100), -1.0, 3.0, seed=seed())),
+        "bfloat16": ops.cast(random.uniform((5001,), dtype="bfloat16", seed=seed()), "float32"),
+        "float16": random.uniform((5000,), dtype="float16", seed=seed()),
+        "randint": drawn(lambda: random.randint((100001,), -3, 4, seed=seed())),
+        "categorical": drawn(lambda: random.categorical(logits, 20000, seed=seed())),
+        "dropout": drawn(lambda: random.dropout(ones, 0.3, seed=seed())),
+        "a mask for all rows": drawn(lambda: random.dropout(ones, 0.5, (None, 1, None), seed())),
+        "shuffle": drawn(lambda: random.shuffle(np.arange(3000).reshape(3, 1000), 1, seed())),
+        "one": drawn(lambda: random.uniform((), seed=1)),
+        "none": drawn(lambda: random.uniform((3, 0), seed=1)),
+    }
+    close = {
+        "normal": drawn(lambda: random.normal((1000, 1001), 1.0, 2.0, seed=seed())),
+        "truncated": drawn(lambda: random.truncated_normal((1000, 1001), 1.0, 2.0, seed=seed())),
+    }
+    generator = random.SeedGenerator(seed())
+    two = [ops.convert_to_numpy(random.uniform((9,), seed=generator)) for _ in range(2)]
+    assert random.dropout(ones, 0.0, seed=1) is ones and not ops.convert_to_numpy(random.dropout(ones, 1.0)).any()
+equal = {name: np.asarray(ops.convert_to_numpy(values), np.float64) for name, values in equal.items()}
+assert (two[0] != two[1]).all() and len(np.unique(equal["dropout"])) == 2
+assert -1 <= equal["uniform"].min() < -0.999 and 2.999 < equal["uniform"].max() < 3
+assert abs(equal["uniform"].mean() - 1) < 0.01 and abs(equal["uniform"].std() - 4 / 12**0.5) < 0.01
+assert equal["bfloat16"].max() < 1 and equal["float16"].max() < 1
+assert np.abs(np.bincount(equal["randint"].astype(int) + 3) / 100001 - 1 / 7).max() < 0.005
+shares = np.stack([np.bincount(row.astype(int)) / 20000 for row in equal["categorical"]])
+assert np.abs(shares - np.exp(logits)).max() < 0.02
+assert abs((equal["dropout"] > 0).mean() - 0.7) < 0.005 and abs(equal["dropout"].mean() - 1) < 0.01
+assert (equal["a mask for all rows"] == equal["a mask for all rows"][:, :1]).all()
+assert (np.sort(equal["shuffle"], 1) == np.arange(3000).reshape(3, 1000)).all()
+assert (equal["shuffle"] % 1000 == equal["shuffle"][:1]).all() and (equal["shuffle"][0] != np.arange(1000)).sum() > 900
+assert abs(close["normal"].mean() - 1) < 0.01 and abs(close["normal"].std() - 2) < 0.01
+assert abs((close["normal"] > 3).mean() - 0.15866) < 0.002
+assert 4.99 < close["truncated"].max() <= 5 and abs(close["truncated"].std() - 2 * 0.8796) < 0.01
+np.savez(sys.argv[1], **close)
+print(json.dumps({name: hashlib.sha256(values.tobytes()).hexdigest() for name, values in equal.items()}))
+"""
+
+
+def test_what_layers_draw_in_a_step(tmp_path):
+    found, close = [], []
+    for backend in ("tensorflow", "jax"):
+        env = environment(KERAS_BACKEND=backend)
+        command = [sys.executable, "-c", IN_A_STEP, str(tmp_path / "close.npz")]
+        done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+        with np.load(tmp_path / "close.npz") as arrays:
+            close.append(dict(arrays))
+    assert found[0] == found[1]
+    for name, values in close[0].items():  # logarithms and cosines are rounded otherwise
+        assert np.allclose(values, close[1][name], rtol=1e-6, atol=5e-6), name
+
+
+def restless(input_shape, classes):
+    """A model that draws in as many ways as layers have."""
+    inputs = keras.Input(input_shape)
+    x = layers.RandomFlip("horizontal")(inputs)
+    x = layers.RandomTranslation(0.1, 0.1)(x)
+    x = layers.GaussianNoise(0.1)(layers.Rescaling(1 / 255)(x))
+    x = layers.ReLU()(layers.SpatialDropout2D(0.2)(layers.Conv2D(8, 3)(x)))
+    x = layers.Reshape((-1, 8))(layers.GaussianDropout(0.1)(x))
+    x = x + layers.MultiHeadAttention(2, 4, dropout=0.2)(x, x)
+    x = layers.LSTM(16, dropout=0.2, recurrent_dropout=0.1)(x)
+    return keras.Model(inputs, layers.Dense(classes)(layers.AlphaDropout(0.1)(layers.Dropout(0.3)(x))))
+
+
+def test_masks_and_noise_don_t_show_in_the_curve(tmp_path):
+    """From one seed, on either backend, on one device and two: the same numbers are drawn, so rounding is all."""
+    flags = ("--model=tests.draws_test:restless", "--replicas=2", "--steps=40", "--log_every=1", "--global_batch=64")
+    strategies = (
+        ("--backend=tensorflow", "--strategy=one_device"),
+        ("--backend=jax", "--strategy=device_mesh", "--devices=2"),
+    )
+    curves = []
+    for strategy in strategies:
+        trainer(*flags, *strategy, f"--run_dir={tmp_path / strategy[0]}")
+        curves.append(curve(tmp_path / strategy[0]))
+    assert deviation(*curves) < 1e-5

@@ -32,6 +32,21 @@ def test_a_planted_sleep_is_found_and_all_sums_up(tmp_path):
     assert summary(tmp_path)["bottleneck"].startswith("callbacks")
 
 
+def test_steps_in_flight_are_waited_for_as_steps(tmp_path):
+    """JAX returns before a step is done; what asks for its result first must not be booked for it."""
+    flags = (
+        "--backend=jax",
+        "--model=mlp(units=1024)",
+        "--global_batch=1024",
+        "--steps=20",
+        "--log_every=1",
+        *FLAGS[2:],
+    )
+    trainer(*flags, f"--run_dir={tmp_path}")
+    seconds = spent(tmp_path)
+    assert seconds["step"] > 5 * seconds["other"], seconds
+
+
 @pytest.mark.long
 def test_slow_data_are_named(tmp_path):
     trainer(*FLAGS, "--steps=200", "--dataset=tests.faulty:slow_data(seconds=0.002)", f"--run_dir={tmp_path}")

@@ -37,6 +37,7 @@ FLOORS = {
     "trainer.weighing": 2,
     "trainer.logits": 2,
     "trainer.purity": 2,
+    "trainer.randomness": 2,
     "trainer.step": 2,
     "trainer.guard": 2,
     "trainer.digests": 2,

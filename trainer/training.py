@@ -126,10 +126,10 @@ class Training:
         logs = last or bool(due & {"log", "evaluate", "epoch"})
         metrics, evaluation = dict[str, float](), dict[str, float]()
         self._profile()
-        if (due or self.ended) and any(self._totals.counted[:2]):
-            with self._ledger("step"):
+        with self._ledger("step"):  # whose end may have to be waited for
+            if (due or self.ended) and any(self._totals.counted[:2]):
                 metrics = self.parts.program.objective.results(self._totals)
-            trouble = trouble or self._trouble(metrics["loss"], logs)
+                trouble = trouble or self._trouble(metrics["loss"], logs)
         if trouble:
             self._go_back(trouble)
             metrics = {}

@@ -20,7 +20,7 @@ from trainer.errors import UserError
 from trainer.optimizers import each_of
 from trainer.program import Program
 from trainer.step import mean_gradients, mean_state
-from trainer.strategies import tf_flops
+from trainer.strategies import philox, tf_flops
 from trainer.strategies.base import Block, Strategy
 from trainer.strategies.tf_sums import add, add_in_tree_order, add_over_processes, assign, at, repeat, sum_of_leaves
 from trainer.sums import Outcome, Sums, Totals
@@ -67,6 +67,7 @@ class TFDistribute(Strategy):
     def compile(self, program: Program) -> None:
         self._program = program
         program.to_host = _on_host
+        program.objective.bits = philox.by_tensorflow
         self._objective = program.objective
         self._local_replicas = program.replicas // self.devices
         for optimizer in each_of(program.optimizer):
@@ -75,7 +76,7 @@ class TFDistribute(Strategy):
             optimizer._all_reduce_sum_gradients = list
             optimizer._overwrite_model_variables_with_average_value = lambda variables: None
         # XLA makes one program of the loop over steps where compile(jit_compile=True) asks for it. For one logical
-        # replica only: XLA draws other random numbers, so whether it compiles must not follow from the devices.
+        # replica only: XLA rounds otherwise, so whether it compiles must not follow from the devices.
         self._xla = program.jit_compile and program.replicas == 1 and not self._in_tree_order
         if program.jit_compile:
             self.description += ", XLA" if self._xla else ", no XLA: that is for one logical replica without --exact"
