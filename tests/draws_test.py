@@ -69,7 +69,7 @@ IN_A_STEP = """
 import json, hashlib, sys, keras, numpy as np
 from keras import ops, random
 from trainer.randomness import drawn_from
-from trainer.strategies import philox
+from trainer import philox
 
 def seed(): return 2**31 + 7
 def drawn(draw):
@@ -87,7 +87,7 @@ def drawn(draw):
 
 logits = np.log(np.array([[0.1, 0.2, 0.7], [0.5, 0.25, 0.25]], np.float32))
 ones = np.ones((200, 30, 50), np.float32)
-bits = getattr(philox, f"by_{keras.config.backend()}")
+bits = philox.GENERATORS[keras.config.backend()]
 with drawn_from(bits):
     # The generator's authors' known answer for a key and a counter of zeros.
     zeros = ops.cast(ops.zeros((2,), "int32"), "uint32")

@@ -59,6 +59,7 @@ FLOORS = {
     "trainer.reporting": 2,
     "trainer.strategies": 3,
     "trainer.assembly": 3,
+    "trainer.philox": 3,
     "trainer.copies": 3,
     "trainer.evaluation": 4,
     "trainer.gallery": 4,

@@ -15,7 +15,7 @@ from input_pipeline.dataset import Dataset
 from input_pipeline.labels import Labels
 from input_pipeline.pipeline import Pipeline
 from input_pipeline.source import Arrays, DataError, Source, example_spec, flatten
-from trainer import backend, plugins, policy, strategies
+from trainer import backend, philox, plugins, policy, strategies
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.peers import Peers
@@ -170,6 +170,7 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     if steps < 0:
         steps = math.ceil((config.epochs or 15) * len(data.train) / config.global_batch)
     program = Program(config, data, steps, replicas, strategy.scope())
+    program.objective.bits = philox.GENERATORS[keras.config.backend()]
     strategy.compile(program)
     parts = Assembly(config, data, steps, strategy, program, peers, max(peers.gather(pace)))
     parts.check_labels()

@@ -19,7 +19,7 @@ import keras
 from input_pipeline.dataset import Dataset
 from input_pipeline.pipeline import Pipeline
 from input_pipeline.source import Spec, map_structure
-from trainer import scaling
+from trainer import philox, scaling
 from trainer.assembly import load_dataset
 from trainer.config import Config
 from trainer.errors import OK, UserError
@@ -45,6 +45,7 @@ def run(config: Config) -> int:
     replicas = config.replicas or strategy.devices
     config.check_batch(strategy.devices, replicas)
     program = Program(config, data, max(1, config.steps), replicas, strategy.scope())
+    program.objective.bits = philox.GENERATORS["jax"]
     strategy.compile(program)
     print(_arithmetic(config, data, strategy, program))
     print(_variables(program, strategy))

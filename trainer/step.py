@@ -56,7 +56,7 @@ class Objective:
         self._metrics_start = [ops.convert_to_numpy(v) for v in metrics.variables]
         # (n,) the sums of n arrays' squares; a strategy may have a faster way.
         self.squared_norms: Callable[[list[Tensor]], Tensor] = _squared_norms
-        self.bits: Bits | None = None  # what layers draw random numbers from, where the strategy brings it
+        self.bits: Bits | None = None  # what layers draw random numbers from; None: the backend's own
         # Where the parts of the totals' amounts end: objective, weight, gradients' norms, metrics.
         sizes = [1, 1, len(model.trainable_variables), *(value.size for value in self._metrics_start)]
         self._ends = list(itertools.accumulate(sizes))

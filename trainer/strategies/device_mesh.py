@@ -20,7 +20,7 @@ from trainer.cluster import ALONE, Cluster
 from trainer.config import Config
 from trainer.layouts import Layout
 from trainer.program import Program
-from trainer.strategies import jax_devices, jax_norms, philox, pictures
+from trainer.strategies import jax_devices, jax_norms, pictures
 from trainer.strategies.base import Block, Strategy
 from trainer.strategies.data_parallel import FastLoop, per_device
 from trainer.strategies.exact import ExactLoop
@@ -118,7 +118,6 @@ class DeviceMesh(Strategy):
 
     def compile(self, program: Program) -> None:
         self._program = program
-        program.objective.bits = philox.by_jax
         self._state = OnMesh(program, self.sharding)
         self._step = PureStep(program, self._state.variables, self.scope)
         trainable = zip(self._state.variables.trainable, self._state.shardings.trainable, strict=True)

@@ -20,7 +20,7 @@ from trainer.errors import UserError
 from trainer.optimizers import each_of
 from trainer.program import Program
 from trainer.step import mean_gradients, mean_state
-from trainer.strategies import philox, tf_flops
+from trainer.strategies import tf_flops
 from trainer.strategies.base import Block, Strategy
 from trainer.strategies.tf_sums import add, add_in_tree_order, add_over_processes, assign, at, repeat, sum_of_leaves
 from trainer.sums import Outcome, Sums, Totals
@@ -67,7 +67,6 @@ class TFDistribute(Strategy):
     def compile(self, program: Program) -> None:
         self._program = program
         program.to_host = _on_host
-        program.objective.bits = philox.by_tensorflow
         self._objective = program.objective
         self._local_replicas = program.replicas // self.devices
         for optimizer in each_of(program.optimizer):

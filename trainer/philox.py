@@ -35,13 +35,19 @@ def by_jax(shape: Sequence[int], key: Any) -> Any:
         return by_jax((-(-size // 4) * 4,), key)[:size].reshape(shape)
     blocks = (*leading, last // 4)
     counter = jnp.arange(math.prod(blocks), dtype=jnp.uint32).reshape(blocks)
-    multipliers, weyl = np.array([0xD2511F53, 0xCD9E8D57], np.uint32), np.array([0x9E3779B9, 0xBB67AE85], np.uint32)
+    weyl = np.array([0x9E3779B9, 0xBB67AE85], np.uint32)
+
+    def product(x: Any, multiplier: int) -> tuple[Any, Any]:
+        """Its high and low words."""
+        with jax.enable_x64(True):  # lax.mulhi is not to be had in a program of several devices, in JAX 0.10
+            wide = x.astype(jnp.uint64) * np.uint64(multiplier)
+            return (wide >> np.uint64(32)).astype(jnp.uint32), wide.astype(jnp.uint32)
 
     def five_rounds(_: Any, state: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
         (a, b, c, d), key = state
         for _ in range(5):
-            high = [jax.lax.mulhi(x, jnp.full_like(x, m)) for x, m in zip((a, c), multipliers, strict=True)]
-            a, b, c, d = high[1] ^ b ^ key[0], c * multipliers[1], high[0] ^ d ^ key[1], a * multipliers[0]
+            (high_a, low_a), (high_c, low_c) = product(a, 0xD2511F53), product(c, 0xCD9E8D57)
+            a, b, c, d = high_c ^ b ^ key[0], low_c, high_a ^ d ^ key[1], low_a
             key = key + weyl
         return [a, b, c, d], key
 
@@ -49,3 +55,6 @@ def by_jax(shape: Sequence[int], key: Any) -> Any:
     zeros = jnp.zeros_like(counter)
     words, _ = jax.lax.fori_loop(0, 2, five_rounds, ([counter, zeros, zeros, zeros], key))
     return jnp.stack(words, axis=-1).reshape(shape)
+
+
+GENERATORS = {"tensorflow": by_tensorflow, "jax": by_jax}
