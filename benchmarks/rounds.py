@@ -57,6 +57,7 @@ def run(config: Config, steps: int) -> "Iterator[tuple[Assembly, Callable[[], fl
     from trainer.assembly import assemble
     from trainer.ledger import Ledger
     from trainer.peers import Peers
+    from trainer.preemption import until_told
     from trainer.training import Training
 
     peers = Peers()
@@ -66,7 +67,7 @@ def run(config: Config, steps: int) -> "Iterator[tuple[Assembly, Callable[[], fl
             parts = assemble(config, peers)
             training = Training(parts, directory, ledger)
         length = training.pipeline.block
-        blocks = parts.blocks(training.pipeline, 0)
+        blocks = until_told(parts.blocks(training.pipeline), peers, training.is_told)
         block = None
 
         def once() -> float:

@@ -84,7 +84,7 @@ class Pipeline:
     def dataset(self, first_block: int = 0) -> Any:
         """The elements from a block on, the shares of a block one after the other, as a tf.data.Dataset.
 
-        Training goes on for ever; an unshuffled pass ends with the block of its last step.
+        TensorFlow takes them for endless: `blocks_from` tells how many there are.
         """
         from input_pipeline import tf_data  # TensorFlow takes seconds to import, and `explain` needs none of it
 
@@ -102,10 +102,13 @@ class Pipeline:
         """How many read at once: as many as cores; or more, for a source may wait for disks and networks."""
         return 1 if is_streamed(self.source) else max(self.prefetch, len(os.sched_getaffinity(0)))
 
+    def blocks_from(self, first_block: int) -> int:
+        """How many there are from one on: training goes on for ever, a pass ends with the block of its last step."""
+        return (_ENDLESS if self.shuffled else -(-self.steps // self.block)) - first_block
+
     def indices(self, first_block: int) -> range:
         """Of the elements from a block on."""
-        blocks = _ENDLESS if self.shuffled else -(-self.steps // self.block)
-        return range(first_block * len(self.shares), blocks * len(self.shares))
+        return range(first_block * len(self.shares), (first_block + self.blocks_from(first_block)) * len(self.shares))
 
     def element(self, index: int) -> Batch:
         """Reads an element, and remembers what the source raised: tf.data hands on only its text."""

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 
 def dataset(pipeline: "Pipeline", first_block: int) -> "tf.data.Dataset":
-    """Elements from a block on, the shares of a block one after the other."""
+    """Elements from a block on, the shares of a block one after the other; endless, as far as TensorFlow knows.
+
+    Of what may end, the workers of tf.distribute ask each other at each element whether it has, by a collective that
+    none of them can leave while another waits for its data.
+    """
     indices = pipeline.indices(first_block)
     index = tf.data.Dataset.range(indices.start, indices.stop)
     specs = map_structure(lambda spec: tf.TensorSpec(spec.shape, spec.dtype), pipeline.spec)
@@ -33,4 +37,5 @@ def dataset(pipeline: "Pipeline", first_block: int) -> "tf.data.Dataset":
     elements = index.map(element, num_parallel_calls=pipeline.threads, deterministic=True)
     options = tf.data.Options()
     options.threading.private_threadpool_size = pipeline.threads
-    return elements.prefetch(pipeline.prefetch * len(pipeline.shares)).with_options(options)
+    elements = elements.prefetch(pipeline.prefetch * len(pipeline.shares)).with_options(options)
+    return elements.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))

@@ -184,10 +184,14 @@ def test_a_parameter_server_s_worker_may_die(tmp_path):
 
 @long
 def test_a_parameter_server_run_learns(keras_home, tmp_path):
-    """One chief, two workers, two servers; 60,000 real images, 2 epochs."""
+    """One chief, two workers, two servers; 60,000 real images, 2 epochs.
+
+    One device reaches 0.873. With a constant rate what is reached is the noise of the last steps: 0.842 to 0.858.
+    """
     flags = ("--strategy=parameter_server", "--dataset=fashion_mnist", "--epochs=2", f"--run_dir={tmp_path / 'run'}")
+    flags += ("--schedule=cosine",)
     finished(launch(*flags, processes=3, servers=2, KERAS_HOME=keras_home))
-    assert summary(tmp_path / "run")["final"]["test_accuracy"] >= 0.85
+    assert summary(tmp_path / "run")["final"]["test_accuracy"] >= 0.86
 
 
 @long

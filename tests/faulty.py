@@ -139,6 +139,31 @@ def slow_data(seconds: float):
     return type("Data", (), {"train": train, "evaluation": data.evaluation, "classes": 10})
 
 
+class StallingSource:
+    """The digits, whose reads wait while there is a file, as of a disk that does not answer; `.met` tells."""
+
+    def __init__(self, source, file: str) -> None:
+        self._source, self._file = source, pathlib.Path(file)
+
+    def __len__(self):
+        return len(self._source)
+
+    def read(self, ids):
+        while self._file.exists():
+            self._file.with_suffix(".met").touch()
+            time.sleep(0.01)
+        return self._source.read(ids)
+
+
+def stalling_data():
+    """Digits; those of the training stall while the file that $STALLS names is there."""
+    from input_pipeline import digits
+
+    data = digits.load()
+    train = StallingSource(data.train, os.environ.get("STALLS", "/nothing"))
+    return type("Data", (), {"train": train, "evaluation": data.evaluation, "classes": 10})
+
+
 class Heavy(keras.layers.Layer):
     """Nothing but work, of a second or so, in evaluation."""
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.running import curve, lines, start, summary, trainer
+from tests.running import curve, lines, stall, start, summary, trainer
 
 FLAGS = (
     "--model=mlp(dropout=0.2)",
@@ -80,6 +80,25 @@ def test_sigterm_saves_and_the_same_command_continues(tmp_path):
     assert "Continue with" in out
     trainer(*flags, f"--run_dir={stopped}")
     assert summary(stopped)["weights_sha256"] == summary(whole)["weights_sha256"]
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=pytest.mark.long)])
+def test_a_signal_is_obeyed_while_the_data_stall(backend, tmp_path):
+    whole, stopped, stalls = tmp_path / "whole", tmp_path / "stopped", tmp_path / "stalls"
+    flags = (f"--backend={backend}", "--dataset=tests.faulty:stalling_data", "--log_every=500", "--save_every=never")
+    flags += ("--evaluate_every=never",)
+    process = start(*flags, "--steps=1000000", f"--run_dir={stopped}", STALLS=str(stalls))
+    stall(process, stopped, stalls)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 75, err
+    step = int(out.partition("Stopped by SIGTERM after step ")[2].split(";")[0])
+    stalls.unlink()
+    flags += (f"--steps={step + 500}",)
+    trainer(*flags, f"--run_dir={stopped}")
+    trainer(*flags, f"--run_dir={whole}")
+    assert summary(stopped)["weights_sha256"] == summary(whole)["weights_sha256"]
+    assert lines(stopped)[-1]["ids"] == lines(whole)[-1]["ids"]
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ import pytest
 
 from launch.local import free_ports
 from tests.conftest import need
-from tests.running import REPOSITORY, curve, deviation, finished, launch, lines, start, summary, trainer
+from tests.running import REPOSITORY, curve, deviation, finished, launch, lines, stall, start, summary, trainer
 from trainer.cluster import expand_nodes
 from trainer.connection import listen
 
@@ -189,6 +189,35 @@ def test_an_evaluation_is_broken_off_by_a_signal_to_one_process(tmp_path):
     (run / "summary.json").unlink()  # as if it had been killed at the very end
     trainer(*flags, f"--run_dir={run}")
     assert summary(run)["final"] == summary(whole)["final"]
+
+
+@pytest.mark.parametrize("backend", ["jax", pytest.param("tensorflow", marks=pytest.mark.long)])
+def test_data_that_stall_in_one_process(backend, tmp_path):
+    """All obey a signal to any; the start that was given none ends by --hang_after, and the culprit is named."""
+    flags = (f"--strategy={STRATEGY[backend]}", "--dataset=tests.faulty:stalling_data", *FLAGS, "--save_every=never")
+    run, whole, stalls = tmp_path / "run", tmp_path / "whole", tmp_path / "stalls"
+
+    def stalled(*more):
+        stalls.unlink(missing_ok=True)
+        addresses = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+        where = [(f"--cluster={index}@{addresses}", *more, f"--run_dir={run}") for index in range(2)]
+        processes = [start(*flags, *where[0]), start(*flags, *where[1], STALLS=str(stalls))]
+        stall(processes[0], run, stalls)
+        return processes
+
+    processes = stalled("--steps=1000000")
+    processes[0].send_signal(signal.SIGTERM)
+    outs = [process.communicate(timeout=30) for process in processes]
+    assert [process.returncode for process in processes] == [75, 75], outs
+    step = int(outs[0][0].partition("Stopped by SIGTERM after step ")[2].split(";")[0])
+    processes = stalled("--steps=2000000", "--hang_after=5s")
+    outs = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [70, 70], outs
+    assert all(re.search("process 1 failed first, at step [0-9]+, in data: no progress for 5s", err) for _, err in outs)
+    stalls.unlink()
+    finished(launch(*flags, f"--steps={step + 20}", f"--run_dir={run}"))
+    finished(launch(*flags, f"--steps={step + 20}", f"--run_dir={whole}"))
+    assert summary(run)["weights_sha256"] == summary(whole)["weights_sha256"]
 
 
 TASK = {"type": "worker", "index": 0}

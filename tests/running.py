@@ -103,6 +103,24 @@ def wait_for_checkpoint(process: "subprocess.Popen[str]", run: pathlib.Path, ste
         time.sleep(0.05)
 
 
+def stall(process: "subprocess.Popen[str]", run: pathlib.Path, file: pathlib.Path) -> None:
+    """Lets the reads of tests.faulty:stalling_data stall, and waits until a run has used up what was read before."""
+
+    def logged() -> int:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+        return len(lines(run)) if (run / "metrics.jsonl").exists() else 0
+
+    seen = logged()
+    while (now := logged()) <= seen:  # it trains
+        seen = now
+    file.touch()
+    since = time.monotonic()
+    while not file.with_suffix(".met").exists() or time.monotonic() - since < 2:
+        if (now := logged()) != seen:
+            seen, since = now, time.monotonic()
+
+
 def children(process: "subprocess.Popen[str]") -> list[int]:
     """Process ids of a launch's children, in their order."""
     tasks = pathlib.Path(f"/proc/{process.pid}/task").glob("*/children")

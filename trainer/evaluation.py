@@ -7,6 +7,7 @@ import keras
 from input_pipeline.source import Source
 from trainer.assembly import Assembly
 from trainer.clock import Clock
+from trainer.preemption import until_told
 
 
 class BrokenOff(Exception):
@@ -28,7 +29,7 @@ def evaluate(parts: Assembly, source: Source, prefix: str, told: Callable[[], bo
     pipeline = parts.pipeline(source, shuffled=False)
     clock, step = Clock(pipeline.steps, len(source), pipeline.global_batch, {}), 0
     totals = parts.program.objective.no_totals()
-    for block in parts.blocks(pipeline):
+    for block in until_told(parts.blocks(pipeline), parts.peers, told or (lambda: False)):
         first = step
         for end in clock.chunks(step, first + pipeline.block):
             begin, before = clock.now(), totals
@@ -39,4 +40,6 @@ def evaluate(parts: Assembly, source: Source, prefix: str, told: Callable[[], bo
             step = end
             if told and step < pipeline.steps and told():
                 raise BrokenOff
+    if step < pipeline.steps:  # it was told while it waited for a block
+        raise BrokenOff
     return {f"{prefix}{name}": value for name, value in parts.program.objective.results(totals).items()}

@@ -5,9 +5,18 @@ import pathlib
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from types import FrameType
+from typing import Any, TypeVar
+
+from trainer.peers import Peers
+
+Block = TypeVar("Block")
 
 DEADLINE = 64  # in a signal's place: above the numbers of all signals
+_LOOK_EVERY = 0.5  # seconds; less than the processes' heartbeats
+_LEFT: list[Iterator[Any]] = []  # kept from being cleaned up: tf.data's iterators would wait for what is being read
 
 
 class Preemption:
@@ -68,3 +77,33 @@ def _utc(text: str) -> float:
 def words(told: int) -> str:
     """What ended the start."""
     return "its deadline" if told == DEADLINE else signal.Signals(told).name
+
+
+def until_told(blocks: Iterator[Block], peers: Peers, told: Callable[[], object]) -> Iterator[Block]:
+    """The blocks as they come, and no more of them where a process is told to stop while one has to wait for its own.
+
+    A thread takes them, one ahead, so that a block's way to the devices overlaps the steps of the block before; and
+    a source that stalls, as on a disk that does not answer, keeps nobody from obeying. No process goes on to compute
+    before all have their block, for in what they compute together they could not be reached.
+
+    Args:
+      blocks: of this process; every process has as many.
+      peers: the processes.
+      told: whether any of them is; all ask together.
+    """
+    pool = futures.ThreadPoolExecutor(1, "take")
+    try:
+        coming = pool.submit(next, blocks, None)
+        while True:
+            while not all(peers.gather(bool(futures.wait([coming], _LOOK_EVERY).done))):
+                if told():
+                    return
+                if coming.done():  # it is not this process that makes no progress
+                    peers.doing("data, which another process waits for")
+            if (block := coming.result()) is None:
+                return
+            coming = pool.submit(next, blocks, None)
+            yield block
+    finally:
+        _LEFT.append(blocks)
+        pool.shutdown(wait=False, cancel_futures=True)

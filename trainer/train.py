@@ -8,6 +8,7 @@ from trainer.config import Config
 from trainer.errors import OK, PREEMPTED
 from trainer.ledger import Ledger
 from trainer.peers import Peers
+from trainer.preemption import until_told
 from trainer.run_directory import RunDirectory, replace
 from trainer.training import Training
 from trainer.verdict import verdict
@@ -24,12 +25,15 @@ def run(config: Config, peers: Peers) -> int:
         pipeline = training.pipeline
         if training.owed:
             training.do_what_is_due()
-        blocks = parts.blocks(pipeline, training.step // pipeline.block)
+        blocks = until_told(parts.blocks(pipeline, training.step // pipeline.block), peers, training.is_told)
         for first in range(training.step // pipeline.block * pipeline.block, parts.steps, pipeline.block):
             if training.ended:
                 break
             with ledger("data"):
-                block = next(blocks)
+                block = next(blocks, None)
+            if block is None:  # it was told to stop while it waited
+                training.save({})
+                break
             for end in training.clock.chunks(training.step, first + pipeline.block):
                 training.advance(block, training.step - first, end)
                 training.do_what_is_due()

@@ -63,7 +63,7 @@ class Training:
         self.owed = set(progress.owed)  # what was due when the start before was told to stop
         self._stalls: list[float] = []  # seconds that saves since the last line of the log held the training up
         self.health, self.utilization = Health(parts), Utilization(parts, self.step)
-        self._validation = Validation(parts, ledger, self._is_told)
+        self._validation = Validation(parts, ledger, self.is_told)
         self.reporting: Reporting | Nothing = Nothing()
         self.history: History | Nothing = Nothing()
         if chief:
@@ -82,7 +82,7 @@ class Training:
             )
         self._profile()
         if not self.step:
-            self._save({}, due=True)  # from here on there is always a good checkpoint
+            self.save({})  # from here on there is always a good checkpoint
 
     def _restore(self) -> Restored:
         """The chief sets damaged checkpoints aside; then all read the same."""
@@ -146,11 +146,7 @@ class Training:
             if self.stopped and not evaluation:  # it may have ended within an epoch
                 evaluation = self._validation.run(self.step, self.reporting)
             self.owed = set()
-        save = bool(due & {"save", "keep"}) or self.ended
-        if (save or evaluation) and (last or not self._guard.in_doubt):
-            self._save(evaluation, save)
-        if self.ended and (trouble := self.recovery.settle(last=True)):
-            raise self._guard.error(trouble, self.recovery.last_good)
+        self.save(evaluation, due=bool(due & {"save", "keep"}) or self.ended)
 
     def _trouble(self, loss: float, logged: bool) -> str:
         """What is wrong with the steps since the last line of the log, in words; '' if nothing is."""
@@ -187,7 +183,7 @@ class Training:
         trouble = next((unsound for *_, unsound in gathered if unsound), "")
         return {name for i, name in enumerate(names) if bits >> i & 1}, trouble
 
-    def _is_told(self) -> bool:
+    def is_told(self) -> bool:
         """Whether any process was told to stop."""
         self.told = max(self.parts.peers.gather(self._preemption.told))
         return bool(self.told)
@@ -224,16 +220,19 @@ class Training:
         gathered = self.parts.peers.gather([self.pipeline.shares[0].start, self._ids])
         return (self._ids_before + sum({first: ids for first, ids in gathered}.values())) % 2**64
 
-    def _save(self, evaluation: dict[str, float], due: bool) -> None:
-        if due:
-            copies.compare(self.parts, self.step, self.recovery)
-        progress = Progress(
-            self._totals, self._fed(), self._callbacks.memory(), self._guard.memory, self.stopped, sorted(self.owed)
-        )
-        before = self._ledger.seconds.get("save", 0.0)
-        with self._ledger("save"):
-            self.recovery.save(progress, evaluation, due, self.ended)
-        self._stalls.append(self._ledger.seconds["save"] - before)
+    def save(self, evaluation: dict[str, float], due: bool = True) -> None:
+        """Saves where the run stands, unless that is in doubt; at a start's end, waits until it is written."""
+        if (due or evaluation) and (self.step >= self.parts.steps or not self._guard.in_doubt):
+            if due:
+                copies.compare(self.parts, self.step, self.recovery)
+            owed, before = sorted(self.owed), self._ledger.seconds.get("save", 0.0)
+            memories = self._callbacks.memory(), self._guard.memory
+            with self._ledger("save"):
+                progress = Progress(self._totals, self._fed(), *memories, self.stopped, owed)
+                self.recovery.save(progress, evaluation, due, self.ended)
+            self._stalls.append(self._ledger.seconds["save"] - before)
+        if self.ended and (trouble := self.recovery.settle(last=True)):
+            raise self._guard.error(trouble, self.recovery.last_good)
 
     def _profile(self) -> None:
         first, last = self.parts.config.profile_range() or (-1, -1)

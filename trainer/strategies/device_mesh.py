@@ -1,9 +1,7 @@
 """Keras on JAX: one device, or a keras.distribution.DeviceMesh of a data axis and perhaps others."""
 
-import collections
 import contextlib
 import functools
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -107,14 +105,7 @@ class DeviceMesh(Strategy):
         def put(block: Block) -> Block:
             return jax.device_put(block, sharding) if self.cluster.size == 1 else jax.tree.map(of_all, block)
 
-        on_device = map(put, pipeline.blocks(first_block))
-        yield from itertools.islice(on_device, 1)  # the first step does not wait for two
-        ahead: collections.deque[Block] = collections.deque()
-        for block in on_device:  # one block's transfer overlaps the steps of the block before
-            ahead.append(block)
-            if len(ahead) == 2:
-                yield ahead.popleft()
-        yield from ahead
+        return map(put, pipeline.blocks(first_block))
 
     def compile(self, program: Program) -> None:
         self._program = program

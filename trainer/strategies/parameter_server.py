@@ -5,6 +5,7 @@ matter of timing. Each step's examples are those of any other strategy. The chie
 each step's batch to a free worker; a worker that dies loses nothing, and is taken in again when it is back.
 """
 
+import itertools
 import socket
 import threading
 import time
@@ -142,7 +143,7 @@ class ParameterServer(TFDistribute):
     def feed(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
         dataset = pipeline.dataset(first_block)
         self._open.append(dataset)
-        yield from dataset
+        yield from itertools.islice(dataset, pipeline.blocks_from(first_block))
         self._open.remove(dataset)
 
     def predict(self, x: Any) -> None:

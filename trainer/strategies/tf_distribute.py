@@ -6,6 +6,7 @@ tf.function, so the host is not asked between steps.
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,7 +88,8 @@ class TFDistribute(Strategy):
 
     def feed(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
         # One element per device in turn; tf.distribute hands each device its own and prefetches to it.
-        return iter(self._strategy.distribute_datasets_from_function(lambda context: pipeline.dataset(first_block)))
+        blocks = self._strategy.distribute_datasets_from_function(lambda context: pipeline.dataset(first_block))
+        return itertools.islice(blocks, pipeline.blocks_from(first_block))
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
         return self._call(self._train, block, *map(np.int32, (first, count, step)), totals)
