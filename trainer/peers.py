@@ -25,6 +25,7 @@ from trainer.meeting import meet, wrong
 _BEAT = 1.0  # seconds between heartbeats
 SILENCE = 8.0  # seconds without a heartbeat after which a process is given up
 _STARTING = 60.0  # the same while frameworks are loaded, which holds Python's lock for seconds
+_READING = "read_block"  # the function of the input pipeline that calls the source
 # What the backends raise in a process whose peer is gone; by name, since no backend may be imported here.
 _LOST = ("UnavailableError", "DeadlineExceededError", "AbortedError", "InternalError", "JaxRuntimeError")
 _LOST_WORDS = re.compile("gloo|nccl|peer|connect|collective|coordination|socket|heartbeat|unavailable", re.IGNORECASE)
@@ -188,8 +189,7 @@ class Peers:
             threading.Event().wait()  # another thread ends this process already
         if self.cluster.is_chief or process == self.cluster.index:
             self._broadcast(process=process, where=where, why=why, code=code)
-        frames = traceback.format_stack(sys._current_frames()[threading.main_thread().ident or 0])
-        stack = self._raised or "".join(frames[-8:])
+        stack = self._raised or "".join(_stacks())
         lines = [f"onecurve: process {process} failed first, {where}: {why.rstrip()}"]
         if process != self.cluster.index and code != USER_ERROR:
             lines += [f"onecurve: this is process {self.cluster.index}, {self.where}; it waited here:"]
@@ -198,3 +198,13 @@ class Peers:
             lines += ["The same command, in all processes, continues the run from its last checkpoint."]
         print("\n".join(lines), file=self._stderr, flush=True)
         os._exit(code if code in (USER_ERROR, HUNG) else PEER_LOST)
+
+
+def _stacks() -> list[str]:
+    """Where the main thread stands, and each other place where one reads data, for which the main one may wait."""
+    frames = sys._current_frames()
+    main = frames.pop(threading.main_thread().ident or 0)
+    stacks = {thread: traceback.extract_stack(frame) for thread, frame in frames.items()}
+    reading = ["".join(stack.format()[-8:]) for stack in stacks.values() if any(f.name == _READING for f in stack)]
+    places = [f"a thread that reads data is here:\n{place}" for place in dict.fromkeys(reading)]
+    return ["".join(traceback.format_stack(main)[-8:]), *places]
