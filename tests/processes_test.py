@@ -195,6 +195,7 @@ def test_an_evaluation_is_broken_off_by_a_signal_to_one_process(tmp_path):
 def test_data_that_stall_in_one_process(backend, tmp_path):
     """All obey a signal to any; the start that was given none ends by --hang_after, and the culprit is named."""
     flags = (f"--strategy={STRATEGY[backend]}", "--dataset=tests.faulty:stalling_data", *FLAGS, "--save_every=never")
+    flags += ("--log_every=100",)  # few lines: nobody reads them before the end, and a pipe holds 64 kB
     run, whole, stalls = tmp_path / "run", tmp_path / "whole", tmp_path / "stalls"
 
     def stalled(*more):

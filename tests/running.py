@@ -106,8 +106,11 @@ def wait_for_checkpoint(process: "subprocess.Popen[str]", run: pathlib.Path, ste
 def stall(process: "subprocess.Popen[str]", run: pathlib.Path, file: pathlib.Path) -> None:
     """Lets the reads of tests.faulty:stalling_data stall, and waits until a run has used up what was read before."""
 
+    deadline = time.monotonic() + 120
+
     def logged() -> int:
         assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "it does not train, or does not stall"
         time.sleep(0.05)
         return len(lines(run)) if (run / "metrics.jsonl").exists() else 0
 

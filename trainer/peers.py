@@ -25,7 +25,7 @@ from trainer.meeting import meet, wrong
 _BEAT = 1.0  # seconds between heartbeats
 SILENCE = 8.0  # seconds without a heartbeat after which a process is given up
 _STARTING = 60.0  # the same while frameworks are loaded, which holds Python's lock for seconds
-_READING = "read_block"  # the function of the input pipeline that calls the source
+_READING = "read_block"  # what calls the source; by name, for the input pipeline is a floor above
 # What the backends raise in a process whose peer is gone; by name, since no backend may be imported here.
 _LOST = ("UnavailableError", "DeadlineExceededError", "AbortedError", "InternalError", "JaxRuntimeError")
 _LOST_WORDS = re.compile("gloo|nccl|peer|connect|collective|coordination|socket|heartbeat|unavailable", re.IGNORECASE)

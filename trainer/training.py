@@ -225,10 +225,10 @@ class Training:
         if (due or evaluation) and (self.step >= self.parts.steps or not self._guard.in_doubt):
             if due:
                 copies.compare(self.parts, self.step, self.recovery)
-            owed, before = sorted(self.owed), self._ledger.seconds.get("save", 0.0)
             memories = self._callbacks.memory(), self._guard.memory
+            progress = Progress(self._totals, self._fed(), *memories, self.stopped, sorted(self.owed))
+            before = self._ledger.seconds.get("save", 0.0)
             with self._ledger("save"):
-                progress = Progress(self._totals, self._fed(), *memories, self.stopped, owed)
                 self.recovery.save(progress, evaluation, due, self.ended)
             self._stalls.append(self._ledger.seconds["save"] - before)
         if self.ended and (trouble := self.recovery.settle(last=True)):
