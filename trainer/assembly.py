@@ -170,7 +170,7 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     if steps < 0:
         steps = math.ceil((config.epochs or 15) * len(data.train) / config.global_batch)
     program = Program(config, data, steps, replicas, strategy.scope())
-    program.objective.bits = philox.GENERATORS[keras.config.backend()]
+    program.objective.generator = philox.GENERATORS[keras.config.backend()]
     strategy.compile(program)
     parts = Assembly(config, data, steps, strategy, program, peers, max(peers.gather(pace)))
     parts.check_labels()

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from trainer.randomness import Generator
 
-def by_tensorflow(shape: Sequence[Any], key: Any) -> Any:
+
+def _by_tensorflow(shape: Sequence[Any], key: Any) -> Any:
     """uint32 numbers of a shape, whose sizes may be tensors; key uint32 (2,)."""
     import tensorflow as tf
 
@@ -24,7 +26,7 @@ def by_tensorflow(shape: Sequence[Any], key: Any) -> Any:
     )
 
 
-def by_jax(shape: Sequence[int], key: Any) -> Any:
+def _by_jax(shape: Sequence[int], key: Any) -> Any:
     """uint32 numbers of a shape; key uint32 (2,)."""
     import jax
     import jax.numpy as jnp
@@ -32,7 +34,7 @@ def by_jax(shape: Sequence[int], key: Any) -> Any:
     *leading, last = shape or (1,)
     if last % 4:  # words of one counter fall into several rows
         size = math.prod(shape)
-        return by_jax((-(-size // 4) * 4,), key)[:size].reshape(shape)
+        return _by_jax((-(-size // 4) * 4,), key)[:size].reshape(shape)
     blocks = (*leading, last // 4)
     counter = jnp.arange(math.prod(blocks), dtype=jnp.uint32).reshape(blocks)
     weyl = np.array([0x9E3779B9, 0xBB67AE85], np.uint32)
@@ -57,4 +59,19 @@ def by_jax(shape: Sequence[int], key: Any) -> Any:
     return jnp.stack(words, axis=-1).reshape(shape)
 
 
-GENERATORS = {"tensorflow": by_tensorflow, "jax": by_jax}
+def _tensorflow_s_derivative(alpha: Any, samples: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.raw_ops.RandomGammaGrad(alpha=alpha, sample=samples)
+
+
+def _jax_s_derivative(alpha: Any, samples: Any) -> Any:
+    import jax
+
+    return jax.lax.random_gamma_grad(alpha, samples)
+
+
+GENERATORS = {
+    "tensorflow": Generator(_by_tensorflow, _tensorflow_s_derivative),
+    "jax": Generator(_by_jax, _jax_s_derivative),
+}

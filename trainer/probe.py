@@ -5,17 +5,14 @@ Keras's seed generators, which we key by step and replica; and loss and metrics 
 is put to the test on a few real examples. That a source is a function of the id is asked before every run.
 """
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import keras
 import numpy as np
 from keras import ops
-from keras.src.backend import random as keras_random
 
 from input_pipeline import order
 from input_pipeline.source import map_structure, read
@@ -24,7 +21,6 @@ from trainer.assembly import Assembly, assemble
 from trainer.config import Config
 from trainer.errors import OK
 from trainer.peers import Peers
-from trainer.randomness import BY_BACKEND
 
 EXAMPLES = 4
 _TOLERANCE = 1e-5  # relative; other batch sizes take other kernels, which round otherwise
@@ -53,9 +49,7 @@ def run(config: Config) -> int:
         print(f"{'BREAKS' if finding.breaks else 'note':>6}  {finding.part}: {finding.problem}")
     if not findings:
         print("nothing found that could break the one curve")
-    random = _draws(parts)
-    facts = {"random": random, "random_by_backend": random and _draws_by_backend(parts)}
-    print(json.dumps({**facts, "findings": [dataclasses.asdict(f) for f in findings]}))
+    print(json.dumps({"random": _draws(parts), "findings": [dataclasses.asdict(f) for f in findings]}))
     return 1 if any(f.breaks for f in findings) else OK
 
 
@@ -178,25 +172,6 @@ def _draws(parts: Assembly) -> bool:
         return False
     sums = _summing(parts)
     return bool(sums(training=True).objective != sums(replica=1, training=True).objective)
-
-
-def _draws_by_backend(parts: Assembly) -> bool:
-    """Whether some of them are what each backend draws in its own way."""
-    called = False
-
-    def noting(draw: Callable[..., Any]) -> Callable[..., Any]:
-        def drawing(*args: Any, **kwargs: Any) -> Any:
-            nonlocal called
-            called = True
-            return draw(*args, **kwargs)
-
-        return drawing
-
-    with contextlib.ExitStack() as stack:
-        for name in BY_BACKEND:
-            stack.enter_context(mock.patch.object(keras_random, name, noting(getattr(keras_random, name))))
-        _summing(parts)(training=True)
-    return called
 
 
 def _sums(parts: Assembly) -> list[Finding]:

@@ -7,7 +7,7 @@ curve, would be another on each. The bits are Philox's on both (see philox.py); 
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import keras
@@ -17,16 +17,27 @@ from keras.src.backend import random as of_backend
 from keras.src.random.seed_generator import draw_seed
 
 Tensor = Any  # of the backend
-Bits = Callable[[Sequence[Any], Tensor], Tensor]  # (shape, key uint32 (2,)) -> uint32 numbers of that shape
-
-BY_BACKEND = ("gamma", "beta", "binomial")  # sampled by rejection, with gradients of their own: the backend's, still
+_TRIES = 8  # of a rejection sampler: less than one number in 10**10 needs more, and is then the first
 _DIGITS = {"bfloat16": 7, "float16": 10}  # binary ones of a fraction, so that none is rounded up to 1
 
 
+class Generator(NamedTuple):
+    """What a backend computes for it.
+
+    Attributes:
+      bits: (shape, key uint32 (2,)) -> uint32 numbers of that shape; on TensorFlow, sizes may be tensors.
+      gamma_derivative: (alpha, samples), both float32 of one shape -> that of gamma variates by alpha
+        (Figurnov et al. 2018, "Implicit reparameterization gradients").
+    """
+
+    bits: Callable[[Sequence[Any], Tensor], Tensor]
+    gamma_derivative: Callable[[Tensor, Tensor], Tensor]
+
+
 @contextlib.contextmanager
-def drawn_from(bits: Bits) -> Iterator[None]:
-    """Within it, what layers draw by keras.random follows from their seeds and from `bits` alone."""
-    ours = Random(bits)
+def drawn_from(generator: Generator) -> Iterator[None]:
+    """Within it, what layers draw by keras.random follows from their seeds and from `generator` alone."""
+    ours = Random(generator)
     with contextlib.ExitStack() as stack:
         for name in vars(Random):
             if not name.startswith("_"):
@@ -35,14 +46,10 @@ def drawn_from(bits: Bits) -> Iterator[None]:
 
 
 class Random:
-    """Keras's random functions.
+    """Keras's random functions."""
 
-    Args:
-      bits: the generator; on TensorFlow, sizes in the shape may be tensors.
-    """
-
-    def __init__(self, bits: Bits) -> None:
-        self._generator = bits
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
 
     def uniform(
         self, shape: Sequence[Any], minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None
@@ -60,7 +67,7 @@ class Random:
         """As keras.random.normal, by Box and Muller (1958), of whose two numbers one is taken: any shape will do."""
         dtype = dtype or keras.config.floatx()
         u, v = ops.unstack(self.uniform((2, *shape), dtype="float32", seed=seed), 2)
-        return ops.cast(ops.sqrt(-2.0 * ops.log(1.0 - u)) * ops.cos(2.0 * math.pi * v), dtype) * stddev + mean
+        return ops.cast(_normal(1.0 - u, v), dtype) * stddev + mean
 
     def truncated_normal(
         self, shape: Sequence[Any], mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
@@ -99,10 +106,75 @@ class Random:
         # By a factor, for compilers make one of a divisor, which rounds otherwise.
         return ops.where(kept, inputs * (1 / (1 - rate)), 0.0)
 
+    def gamma(self, shape: Sequence[Any], alpha: Any, dtype: Any = None, seed: Any = None) -> Tensor:
+        """As keras.random.gamma, with gradients to a tensor `alpha`."""
+        return ops.cast(ops.exp(self._log_gammas(shape, [alpha], seed)[0]), dtype or keras.config.floatx())
+
+    def beta(self, shape: Sequence[Any], alpha: Any, beta: Any, dtype: Any = None, seed: Any = None) -> Tensor:
+        """As keras.random.beta, x / (x + y) of two gamma variates, with gradients to tensors `alpha` and `beta`."""
+        log_x, log_y = ops.unstack(self._log_gammas(shape, [alpha, beta], seed), 2)
+        return ops.cast(ops.sigmoid(log_x - log_y), dtype or keras.config.floatx())
+
+    def binomial(
+        self, shape: Sequence[Any], counts: Any, probabilities: Any, dtype: Any = None, seed: Any = None
+    ) -> Tensor:
+        """As keras.random.binomial, of up to 2**24 trials: by their medians (Devroye 1986, X.4.3).
+
+        Of n uniform numbers, the median is drawn; as it lies beyond the probability or not, one half is known.
+        """
+        key, least = self._key(seed), 2.0**-24
+        rounds = 25 if ops.is_tensor(counts) else int(np.max(counts)).bit_length()
+        n, p = (ops.zeros(shape, "float32") + ops.cast(x, "float32") for x in (counts, probabilities))
+
+        def halve(step: Tensor, state: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+            successes, n, p = state
+            rank = ops.floor((n + 1) / 2)
+            own = ops.stack([key[0], ops.bitwise_xor(key[1], ops.cast(step + 1, "uint32"))])
+            median = self.beta(shape, ops.maximum(rank, 1.0), ops.maximum(n + 1 - rank, 1.0), "float32", own)
+            median, below = ops.stop_gradient(median), median < p
+            return (
+                successes + ops.where(below, rank, 0.0),
+                ops.where(below, n - rank, ops.maximum(rank - 1, 0.0)),
+                ops.where(below, (p - median) / ops.maximum(1 - median, least), p / ops.maximum(median, least)),
+            )
+
+        successes, *_ = ops.fori_loop(0, rounds, halve, (ops.zeros_like(n), n, p))
+        return ops.cast(ops.where(p < 1, successes, n), dtype or keras.config.floatx())
+
     def shuffle(self, x: Tensor, axis: int = 0, seed: Any = None) -> Tensor:
         """As keras.random.shuffle."""
         return ops.take(x, ops.argsort(self.uniform((ops.shape(x)[axis],), dtype="float32", seed=seed)), axis=axis)
 
+    def _log_gammas(self, shape: Sequence[Any], alphas: Sequence[Any], seed: Any) -> Tensor:
+        """Logarithms of gamma variates (alphas, *shape), by Marsaglia and Tsang (2000).
+
+        That of d times a cubed number, the first that is kept; where alpha < 1, it is alpha + 1, times u**(1 / alpha).
+        """
+        learned = any(ops.is_tensor(alpha) or isinstance(alpha, keras.Variable) for alpha in alphas)
+        given = ops.stack([ops.broadcast_to(ops.cast(alpha, "float32"), shape) for alpha in alphas])
+        alpha = ops.stop_gradient(given)
+        uniform = 1.0 - self.uniform((3 * _TRIES + 1, len(alphas), *shape), dtype="float32", seed=seed)  # in (0, 1]
+        boost, (u, v, w) = uniform[0], ops.split(uniform[1:], 3)
+        d = ops.where(alpha < 1, alpha + 1, alpha) - 1 / 3
+        x = _normal(u, v)
+        cubed = (1 + x / ops.sqrt(9 * d)) ** 3
+        log_cubed = ops.log(ops.maximum(cubed, 1e-30))
+        kept = (cubed > 0) & (ops.log(w) < x * x / 2 + d * (1 - cubed + log_cubed))
+        first = ops.argmax(ops.cast(kept, "int32"), axis=0, keepdims=True)
+        log_gamma = ops.take_along_axis(log_cubed, first, axis=0)[0] + ops.log(d)
+        log_gamma += ops.where(alpha < 1, ops.log(boost) / alpha, 0.0)
+        if learned:
+            sample = ops.maximum(ops.exp(log_gamma), 1e-30)
+            log_gamma += self._generator.gamma_derivative(alpha, sample) / sample * (given - alpha)  # which is 0
+        return log_gamma
+
     def _bits(self, shape: Sequence[Any], seed: Any) -> Tensor:
-        key = seed if ops.is_tensor(seed) else draw_seed(seed)
-        return self._generator(shape, ops.cast(key, "uint32"))
+        return self._generator.bits(shape, self._key(seed))
+
+    def _key(self, seed: Any) -> Tensor:
+        return ops.cast(seed if ops.is_tensor(seed) else draw_seed(seed), "uint32")
+
+
+def _normal(u: Tensor, v: Tensor) -> Tensor:
+    """A normal number from two uniform ones, the first above 0."""
+    return ops.sqrt(-2.0 * ops.log(u)) * ops.cos(2.0 * math.pi * v)

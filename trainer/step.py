@@ -22,7 +22,7 @@ from keras import ops
 from input_pipeline.pipeline import Batch
 from trainer import logits
 from trainer.purity import pure
-from trainer.randomness import Bits, drawn_from
+from trainer.randomness import Generator, drawn_from
 from trainer.sums import NEVER, Counts, Outcome, Sums, Tensor, Totals
 from trainer.weighing import Losses, metric_weights
 
@@ -56,7 +56,7 @@ class Objective:
         self._metrics_start = [ops.convert_to_numpy(v) for v in metrics.variables]
         # (n,) the sums of n arrays' squares; a strategy may have a faster way.
         self.squared_norms: Callable[[list[Tensor]], Tensor] = _squared_norms
-        self.bits: Bits | None = None  # what layers draw random numbers from; None: the backend's own
+        self.generator: Generator | None = None  # what layers draw random numbers from; None: the backend's own
         # Where the parts of the totals' amounts end: objective, weight, gradients' norms, metrics.
         sizes = [1, 1, len(model.trainable_variables), *(value.size for value in self._metrics_start)]
         self._ends = list(itertools.accumulate(sizes))
@@ -103,7 +103,7 @@ class Objective:
 
     def _forward(self, trainable: list[Tensor], state: list[Tensor], key: Tensor, x: Any, training: bool) -> Any:
         """(outputs, new non-trainable values, the model's own losses)."""
-        drawn = drawn_from(self.bits) if self.bits else contextlib.nullcontext()
+        drawn = drawn_from(self.generator) if self.generator else contextlib.nullcontext()
         with pure(self.model, self._losses.flag), drawn:
             return self.model.stateless_call(
                 trainable,

@@ -142,7 +142,7 @@ class Runs:
             if not probed["random"] and not batch_statistics:
                 rows.append(Row(f"{first}, 1 replica", backend, 1, 1, first, False, within))
         for row in rows:
-            if row.name == "one_device jax" and not probed["random_by_backend"]:
+            if row.name == "one_device jax":
                 row.against, row.bits, row.within = "one_device tensorflow", False, within
         return rows
 
