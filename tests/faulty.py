@@ -131,11 +131,11 @@ class SlowSource:
 
 
 def slow_data(seconds: float):
-    """Digits that are read slowly."""
+    """Digits that are read slowly, but by processes with $FAST."""
     from input_pipeline import digits
 
     data = digits.load()
-    train = SlowSource(data.train, seconds)
+    train = SlowSource(data.train, 0.0 if os.environ.get("FAST") else seconds)
     return type("Data", (), {"train": train, "evaluation": data.evaluation, "classes": 10})
 
 

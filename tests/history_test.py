@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from launch.local import free_ports
 from tests.lab import container
 from tests.running import finished, launch, lines, start, summary, trainer, wait_for_checkpoint
 
@@ -51,6 +52,26 @@ def test_steps_in_flight_are_waited_for_as_steps(tmp_path):
 def test_slow_data_are_named(tmp_path):
     trainer(*FLAGS, "--steps=200", "--dataset=tests.faulty:slow_data(seconds=0.002)", f"--run_dir={tmp_path}")
     assert summary(tmp_path)["bottleneck"].startswith("input: devices wait for data")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+def test_whose_data_are_slow_is_named_though_all_wait(backend, tmp_path):
+    """While it trains, and in the end."""
+    strategy = "device_mesh" if backend == "jax" else "multi_worker_mirrored"
+    flags = (f"--strategy={strategy}", "--replicas=2", *FLAGS, "--steps=1400", f"--run_dir={tmp_path}")
+    flags += ("--dataset=tests.faulty:slow_data(seconds=0.002)",)
+    addresses = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    processes = [
+        start(*flags, f"--cluster={index}@{addresses}", **env) for index, env in enumerate(({"FAST": "1"}, {}))
+    ]
+    outs = [process.communicate(timeout=240) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outs
+    named = "input: devices wait for data of process 1, "
+    assert outs[0][0].count(f"so far, time is lost by {named}") == 1 and f"lost by  {named}" in outs[0][0]
+    seconds = spent(tmp_path)
+    assert seconds["others' data"] > 0.6 * sum(seconds.values()) and seconds["data"] < 0.1 * sum(seconds.values())
+    assert max(line["data_wait"] for line in lines(tmp_path)) > 0.9  # of those that waited for a block
 
 
 @pytest.mark.long

@@ -3,12 +3,15 @@
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 
 import numpy as np
 
 from trainer import host_memory
 from trainer.assembly import Assembly
+from trainer.ledger import Ledger
 from trainer.printout import scarce
+from trainer.verdict import Verdict, verdict
 
 _MEMORY_EVERY, _PACE_EVERY = 1.0, 10.0  # seconds between two looks
 _LOOKS = 3  # at the pace, whose median counts
@@ -23,15 +26,17 @@ class Health:
 
     Args:
       parts: of the run.
+      ledger: of this process.
     """
 
-    def __init__(self, parts: Assembly) -> None:
-        self._parts = parts
+    def __init__(self, parts: Assembly, ledger: Ledger) -> None:
+        self._parts, self._ledger = parts, ledger
         self._memory_told = False
         self._looked_at_memory = self._looked_at_pace = 0.0
         self._matrix = np.random.default_rng(0).normal(size=(_SIDE, _SIDE))
         self._paces: list[list[float]] = []  # seconds of a piece of work, of each process
-        self.straggler = ""  # which process is slow, in words
+        self._straggler = ""  # which process is slow, in words
+        self._waits: list[float] = []  # seconds that each process has waited for its own data
 
     def look(self) -> None:
         """All processes call it at the same steps; it says what is new."""
@@ -39,7 +44,12 @@ class Health:
         if now - self._looked_at_memory > _MEMORY_EVERY:
             self._looked_at_memory = now
             self._look_at_memory()
-        if peers.cluster.size == 1 or not peers.gather(now - self._looked_at_pace > _PACE_EVERY)[0]:
+        if peers.cluster.size == 1:
+            return
+        is_due = now - self._looked_at_pace > _PACE_EVERY
+        gathered = peers.gather([is_due, self._ledger.seconds.get("data", 0.0)])
+        self._waits = [waited for _, waited in gathered]
+        if not gathered[0][0]:
             return
         self._looked_at_pace = now
         self._paces = [*self._paces, peers.gather(self._pace())][-_LOOKS:]
@@ -65,9 +75,11 @@ class Health:
         usual = [statistics.median(of_process) for of_process in zip(*self._paces, strict=True)]
         slowest = max(range(len(usual)), key=lambda p: usual[p])
         times = usual[slowest] / statistics.median([pace for p, pace in enumerate(usual) if p != slowest])
-        found = ""
+        self._straggler = ""
         if times > _SLOW:
-            found = f"process {slowest} takes {times:.1f} times as long as the others for the same work, and all wait"
-        if found and not self.straggler and self._parts.peers.cluster.is_chief:
-            print(found, file=sys.stderr, flush=True)
-        self.straggler = found
+            words = f"process {slowest} takes {times:.1f} times as long as the others for the same work, and all wait"
+            self._straggler = words
+
+    def verdict(self, seconds: Mapping[str, float]) -> Verdict:
+        """What this start, of which so many seconds went to each purpose, loses time by."""
+        return verdict(seconds, self._straggler, self._waits)

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+OTHERS_DATA = "others' data"  # a purpose: this process has what it needs, another waits for its own
+
 
 class Ledger:
     """Where the time of this process went, in seconds, by purpose; what came before it is 'import'.

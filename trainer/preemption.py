@@ -1,5 +1,6 @@
 """Whether a start of a run was told to end before the run does: by a signal, or by a file with a time in it."""
 
+import contextlib
 import datetime
 import pathlib
 import signal
@@ -79,7 +80,12 @@ def words(told: int) -> str:
     return "its deadline" if told == DEADLINE else signal.Signals(told).name
 
 
-def until_told(blocks: Iterator[Block], peers: Peers, told: Callable[[], object]) -> Iterator[Block]:
+def until_told(
+    blocks: Iterator[Block],
+    peers: Peers,
+    told: Callable[[], object],
+    for_others: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Iterator[Block]:
     """The blocks as they come, and no more of them where a process is told to stop while one has to wait for its own.
 
     A thread takes them, one ahead, so that a block's way to the devices overlaps the steps of the block before; and
@@ -90,16 +96,21 @@ def until_told(blocks: Iterator[Block], peers: Peers, told: Callable[[], object]
       blocks: of this process; every process has as many.
       peers: the processes.
       told: whether any of them is; all ask together.
+      for_others: what is entered while this process has its block and others have not.
     """
+
+    def all_have() -> bool:
+        mine = bool(futures.wait([coming], _LOOK_EVERY).done)
+        with for_others() if mine else contextlib.nullcontext():
+            return all(peers.gather(mine))
+
     pool = futures.ThreadPoolExecutor(1, "take")
     try:
         coming = pool.submit(next, blocks, None)
         while True:
-            while not all(peers.gather(bool(futures.wait([coming], _LOOK_EVERY).done))):
+            while not all_have():
                 if told():
                     return
-                if coming.done():  # it is not this process that makes no progress
-                    peers.doing("data, which another process waits for")
             if (block := coming.result()) is None:
                 return
             coming = pool.submit(next, blocks, None)

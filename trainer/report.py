@@ -67,7 +67,7 @@ def _page(
         "<h2>Time</h2>",
         _bars(whole.seconds),
         f"<p>Goodput {whole.goodput:.1%}, {whole.device_hours:.3g} device-hours{_cost(config, whole)}. "
-        f"Lost by: {html.escape(verdict(whole.seconds) or 'nothing that stands out')}.</p>",
+        f"Lost by: {html.escape(verdict(whole.seconds).words or 'nothing that stands out')}.</p>",
         "<h2>Starts</h2>",
         _starts(starts),
         "<h2>What went wrong</h2>",

@@ -17,11 +17,14 @@ import numpy.typing as npt
 from trainer.append import Appender, records
 from trainer.board import Board
 from trainer.config import Config
-from trainer.ledger import Ledger
+from trainer.ledger import OTHERS_DATA, Ledger
 from trainer.run_directory import RunDirectory
+from trainer.verdict import Verdict
 
 # What a line of metrics.jsonl tells of the time that its steps took: two runs of one curve differ in it.
 OF_TIME = ("examples_per_second", "data_wait", "save_stall", "flops_per_second", "mfu")
+_DATA = ("data", OTHERS_DATA)
+_BEFORE_VERDICT = 30.0  # seconds of training, before which a start is not typical
 NOT_METRICS = {"step", "learning_rate", "ids", "gradient_norms", "skipped", *OF_TIME}
 
 
@@ -34,7 +37,7 @@ class Nothing:
     def _ignore(self, *arguments: Any) -> None:
         pass
 
-    say = started = define = text = picture = weights = compare = log = note = write = finish = close = _ignore
+    say = started = define = text = picture = weights = compare = loses = log = note = write = finish = close = _ignore
 
 
 class Reporting:
@@ -67,6 +70,7 @@ class Reporting:
         self._since = {"step": step, "time": time.monotonic(), **self._booked()}
         self._first_step, self._started = step, time.monotonic()
         self._flops = self._peak = 0.0
+        self._cause = ""  # of what the user was told that time is lost by
 
     def say(self, text: str) -> None:
         """Prints lines for the user."""
@@ -87,6 +91,14 @@ class Reporting:
             self._board.text(0, tag, text)
         self._board.graph(model)
         self._board.hyperparameters(hyperparameters, str(self._directory.path))
+
+    def loses(self, step: int, found: Verdict) -> None:
+        """Says what the run loses time by, when it is another thing than the last time."""
+        if found.cause != self._cause and time.monotonic() - self._started > _BEFORE_VERDICT:
+            self._cause = found.cause
+            if found.cause:
+                self.say(f"so far, time is lost by {found.words}")
+                self.text(step, "lost by", found.words)
 
     def note(self, step: int, facts: Mapping[str, Any]) -> None:
         """Writes a line of metrics.jsonl that is not of the usual kind."""
@@ -112,8 +124,8 @@ class Reporting:
     def _booked(self) -> dict[str, float]:
         """Seconds of this start so far that were spent waiting for data, and on other than steps."""
         seconds = self._ledger.table()
-        pause = sum(value for purpose, value in seconds.items() if purpose not in ("data", "step", "compile"))
-        return {"data": seconds.get("data", 0.0), "pause": pause}
+        pause = sum(value for purpose, value in seconds.items() if purpose not in (*_DATA, "step", "compile"))
+        return {"data": sum(seconds.get(purpose, 0.0) for purpose in _DATA), "pause": pause}
 
     def log(self, step: int, metrics: dict[str, float], facts: Mapping[str, Any]) -> None:
         """Reports the steps since the last call.

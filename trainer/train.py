@@ -6,12 +6,11 @@ from trainer import history, printout
 from trainer.assembly import assemble
 from trainer.config import Config
 from trainer.errors import OK, PREEMPTED
-from trainer.ledger import Ledger
+from trainer.ledger import OTHERS_DATA, Ledger
 from trainer.peers import Peers
 from trainer.preemption import until_told
 from trainer.run_directory import RunDirectory, replace
 from trainer.training import Training
-from trainer.verdict import verdict
 
 
 def run(config: Config, peers: Peers) -> int:
@@ -25,7 +24,8 @@ def run(config: Config, peers: Peers) -> int:
         pipeline = training.pipeline
         if training.owed:
             training.do_what_is_due()
-        blocks = until_told(parts.blocks(pipeline, training.step // pipeline.block), peers, training.is_told)
+        blocks = parts.blocks(pipeline, training.step // pipeline.block)
+        blocks = until_told(blocks, peers, training.is_told, lambda: ledger(OTHERS_DATA))
         for first in range(training.step // pipeline.block * pipeline.block, parts.steps, pipeline.block):
             if training.ended:
                 break
@@ -69,7 +69,7 @@ def _finish(training: Training, directory: RunDirectory, ledger: Ledger) -> int:
         "device_hours": whole.device_hours if whole else 0.0,
         "goodput": whole.goodput if whole else 0.0,
         **training.utilization.of(training.step, seconds.get("step", 0.0)),
-        "bottleneck": verdict(seconds, training.health.straggler),
+        "bottleneck": training.health.verdict(seconds).words,
     }
     parts.peers.gather(0)  # nobody leaves while another still computes
     if not parts.peers.cluster.is_chief:

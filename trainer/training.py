@@ -62,7 +62,7 @@ class Training:
         self.told, self._pace = 0, 1  # told: what all have agreed to obey; pace: see the clock
         self.owed = set(progress.owed)  # what was due when the start before was told to stop
         self._stalls: list[float] = []  # seconds that saves since the last line of the log held the training up
-        self.health, self.utilization = Health(parts), Utilization(parts, self.step)
+        self.health, self.utilization = Health(parts, ledger), Utilization(parts, self.step)
         self._validation = Validation(parts, ledger, self.is_told)
         self.reporting: Reporting | Nothing = Nothing()
         self.history: History | Nothing = Nothing()
@@ -200,6 +200,7 @@ class Training:
             self._callbacks.on_train_batch_end(self.step - 1, metrics)
         self._totals = self.parts.program.objective.no_totals()
         self.health.look()
+        self.reporting.loses(self.step, self.health.verdict(self._ledger.table()))
         self.utilization.measure(self.reporting, self._ledger)
         self.history.write(self.step)
 

@@ -1,8 +1,13 @@
 """What a run's time is lost by, in words, with the flag to change."""
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from trainer.ledger import OTHERS_DATA
 
 _LEAST = 5.0  # seconds, of which nothing can be said
+_SLOW = 2.0  # times as long as the others, for a process to be named
 # purpose: (the share of the time that is too much, the cause, what to change)
 _LIMITS = {
     "data": (
@@ -16,26 +21,46 @@ _LIMITS = {
 }
 
 
-def verdict(seconds: Mapping[str, float], straggler: str = "") -> str:
+class Verdict(NamedTuple):
+    """The bottleneck.
+
+    Attributes:
+      cause: a purpose of the ledger, or 'straggler'; '' where nothing stands out.
+      words: for people.
+    """
+
+    cause: str
+    words: str
+
+
+def verdict(seconds: Mapping[str, float], straggler: str = "", waits: Sequence[float] = ()) -> Verdict:
     """Names the bottleneck.
 
     Args:
       seconds: by purpose, of a start or a run.
       straggler: which process is slow, in words, if one is.
-
-    Returns:
-      '' where nothing stands out.
+      waits: seconds that each of several processes has waited for its own data.
     """
     if straggler:
-        return f"a straggler: {straggler}: look at its host (other jobs, heat, limits), or leave it out with --elastic"
-    running = {k: v for k, v in seconds.items() if k in ("step", *_LIMITS)}
+        change = "look at its host (other jobs, heat, limits), or leave it out with --elastic"
+        return Verdict("straggler", f"a straggler: {straggler}: {change}")
+    running = {purpose: seconds.get(purpose, 0.0) for purpose in ("step", *_LIMITS)}
+    running["data"] += seconds.get(OTHERS_DATA, 0.0)
     whole = sum(running.values())
-    if whole < _LEAST:
-        return ""
-    shares = {k: running.get(k, 0.0) / whole for k in _LIMITS}
-    above = {k: share for k, share in shares.items() if share > _LIMITS[k][0]}
-    if not above:
-        return ""
-    worst = max(above, key=lambda k: above[k] / _LIMITS[k][0])
+    above = {purpose: running[purpose] / whole for purpose in _LIMITS if running[purpose] > _LIMITS[purpose][0] * whole}
+    if whole < _LEAST or not above:
+        return Verdict("", "")
+    worst = max(above, key=lambda purpose: above[purpose] / _LIMITS[purpose][0])
     _, cause, change = _LIMITS[worst]
-    return f"{cause}, {above[worst]:.0%} of the time: {change}"
+    if worst == "data":
+        cause += _whose(waits)
+    return Verdict(worst, f"{cause}, {above[worst]:.0%} of the time: {change}")
+
+
+def _whose(waits: Sequence[float]) -> str:
+    """Which process they wait for, if it is one, in words."""
+    if len(waits) < 2:
+        return ""
+    longest = max(range(len(waits)), key=lambda process: waits[process])
+    others = [wait for process, wait in enumerate(waits) if process != longest]
+    return f" of process {longest}" if waits[longest] > _SLOW * statistics.median(others) else ""
