@@ -111,6 +111,8 @@ def until_told(
             while not all_have():
                 if told():
                     return
+                if coming.done():  # it is not this process that makes no progress
+                    peers.doing("data, which another process waits for")
             if (block := coming.result()) is None:
                 return
             coming = pool.submit(next, blocks, None)
