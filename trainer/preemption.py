@@ -101,7 +101,7 @@ def until_told(
 
     def all_have() -> bool:
         mine = bool(futures.wait([coming], _LOOK_EVERY).done)
-        with for_others() if mine else contextlib.nullcontext():
+        with for_others() if mine and peers.cluster.size > 1 else contextlib.nullcontext():
             return all(peers.gather(mine))
 
     pool = futures.ThreadPoolExecutor(1, "take")

@@ -130,8 +130,10 @@ class Random:
             successes, n, p = state
             rank = ops.floor((n + 1) / 2)
             own = ops.stack([key[0], ops.bitwise_xor(key[1], ops.cast(step + 1, "uint32"))])
-            median = self.beta(shape, ops.maximum(rank, 1.0), ops.maximum(n + 1 - rank, 1.0), "float32", own)
-            median, below = ops.stop_gradient(median), median < p
+            alphas = [ops.maximum(rank, 1.0), ops.maximum(n + 1 - rank, 1.0)]
+            log_x, log_y = ops.unstack(self._log_gammas(shape, alphas, own, learned=False), 2)
+            median = ops.sigmoid(log_x - log_y)
+            below = median < p
             return (
                 successes + ops.where(below, rank, 0.0),
                 ops.where(below, n - rank, ops.maximum(rank - 1, 0.0)),
@@ -145,12 +147,16 @@ class Random:
         """As keras.random.shuffle."""
         return ops.take(x, ops.argsort(self.uniform((ops.shape(x)[axis],), dtype="float32", seed=seed)), axis=axis)
 
-    def _log_gammas(self, shape: Sequence[Any], alphas: Sequence[Any], seed: Any) -> Tensor:
+    def _log_gammas(
+        self, shape: Sequence[Any], alphas: Sequence[Any], seed: Any, learned: bool | None = None
+    ) -> Tensor:
         """Logarithms of gamma variates (alphas, *shape), by Marsaglia and Tsang (2000).
 
         That of d times a cubed number, the first that is kept; where alpha < 1, it is alpha + 1, times u**(1 / alpha).
+        With gradients if `learned`; None: where one of `alphas` is no constant.
         """
-        learned = any(ops.is_tensor(alpha) or isinstance(alpha, keras.Variable) for alpha in alphas)
+        if learned is None:
+            learned = any(ops.is_tensor(alpha) or isinstance(alpha, keras.Variable) for alpha in alphas)
         given = ops.stack([ops.broadcast_to(ops.cast(alpha, "float32"), shape) for alpha in alphas])
         alpha = ops.stop_gradient(given)
         uniform = 1.0 - self.uniform((3 * _TRIES + 1, len(alphas), *shape), dtype="float32", seed=seed)  # in (0, 1]
@@ -165,7 +171,8 @@ class Random:
         log_gamma += ops.where(alpha < 1, ops.log(boost) / alpha, 0.0)
         if learned:
             sample = ops.maximum(ops.exp(log_gamma), 1e-30)
-            log_gamma += self._generator.gamma_derivative(alpha, sample) / sample * (given - alpha)  # which is 0
+            slope = self._generator.gamma_derivative(alpha, sample) / sample
+            log_gamma += ops.where(ops.isfinite(slope), slope, 0.0) * (given - alpha)  # which is 0
         return log_gamma
 
     def _bits(self, shape: Sequence[Any], seed: Any) -> Tensor:
