@@ -76,7 +76,7 @@ def test_whose_data_are_slow_is_named_though_all_wait(backend, tmp_path):
 
 @pytest.mark.long
 def test_a_clean_run_gets_no_verdict(tmp_path):
-    flags = ("--model=convnet", "--steps=3000", "--log_every=100", *FLAGS[2:])
+    flags = ("--model=convnet", "--steps=6000", "--log_every=100", *FLAGS[2:])
     out = trainer(*flags, f"--run_dir={tmp_path}").stdout
     assert summary(tmp_path)["bottleneck"] == "" and "nothing that stands out" in out
     assert sum(v for k, v in spent(tmp_path).items() if k == "step") > 5
