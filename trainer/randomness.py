@@ -122,16 +122,16 @@ class Random:
 
         Of n uniform numbers, the median is drawn; as it lies beyond the probability or not, one half is known.
         """
-        key, least = self._key(seed), 2.0**-24
-        rounds = 25 if ops.is_tensor(counts) else int(np.max(counts)).bit_length()
+        least = 2.0**-24
+        rounds = int(np.max(counts)).bit_length() or 1 if _is_constant(counts) else 25
+        keys = self._bits((rounds, 2), seed)
         n, p = (ops.zeros(shape, "float32") + ops.cast(x, "float32") for x in (counts, probabilities))
 
         def halve(step: Tensor, state: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
             successes, n, p = state
             rank = ops.floor((n + 1) / 2)
-            own = ops.stack([key[0], ops.bitwise_xor(key[1], ops.cast(step + 1, "uint32"))])
             alphas = [ops.maximum(rank, 1.0), ops.maximum(n + 1 - rank, 1.0)]
-            log_x, log_y = ops.unstack(self._log_gammas(shape, alphas, own, learned=False), 2)
+            log_x, log_y = ops.unstack(self._log_gammas(shape, alphas, ops.take(keys, step, axis=0), learned=False), 2)
             median = ops.sigmoid(log_x - log_y)
             below = median < p
             return (
@@ -156,7 +156,7 @@ class Random:
         With gradients if `learned`; None: where one of `alphas` is no constant.
         """
         if learned is None:
-            learned = any(ops.is_tensor(alpha) or isinstance(alpha, keras.Variable) for alpha in alphas)
+            learned = not all(map(_is_constant, alphas))
         given = ops.stack([ops.broadcast_to(ops.cast(alpha, "float32"), shape) for alpha in alphas])
         alpha = ops.stop_gradient(given)
         uniform = 1.0 - self.uniform((3 * _TRIES + 1, len(alphas), *shape), dtype="float32", seed=seed)  # in (0, 1]
@@ -176,10 +176,12 @@ class Random:
         return log_gamma
 
     def _bits(self, shape: Sequence[Any], seed: Any) -> Tensor:
-        return self._generator.bits(shape, self._key(seed))
+        key = seed if ops.is_tensor(seed) else draw_seed(seed)
+        return self._generator.bits(shape, ops.cast(key, "uint32"))
 
-    def _key(self, seed: Any) -> Tensor:
-        return ops.cast(seed if ops.is_tensor(seed) else draw_seed(seed), "uint32")
+
+def _is_constant(value: Any) -> bool:
+    return not ops.is_tensor(value) and not isinstance(value, keras.Variable)
 
 
 def _normal(u: Tensor, v: Tensor) -> Tensor:

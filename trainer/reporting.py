@@ -70,7 +70,7 @@ class Reporting:
         self._since = {"step": step, "time": time.monotonic(), **self._booked()}
         self._first_step, self._started = step, time.monotonic()
         self._flops = self._peak = 0.0
-        self._cause = ""  # of what the user was told that time is lost by
+        self._told = set[str]()  # causes of lost time
 
     def say(self, text: str) -> None:
         """Prints lines for the user."""
@@ -93,12 +93,11 @@ class Reporting:
         self._board.hyperparameters(hyperparameters, str(self._directory.path))
 
     def loses(self, step: int, found: Verdict) -> None:
-        """Says what the run loses time by, when it is another thing than the last time."""
-        if found.cause != self._cause and time.monotonic() - self._started > _BEFORE_VERDICT:
-            self._cause = found.cause
-            if found.cause:
-                self.say(f"so far, time is lost by {found.words}")
-                self.text(step, "lost by", found.words)
+        """Says what the run loses time by, once for each cause."""
+        if found.cause and found.cause not in self._told and time.monotonic() - self._started > _BEFORE_VERDICT:
+            self._told.add(found.cause)
+            self.say(f"so far, time is lost by {found.words}")
+            self.text(step, "lost by", found.words)
 
     def note(self, step: int, facts: Mapping[str, Any]) -> None:
         """Writes a line of metrics.jsonl that is not of the usual kind."""
