@@ -1,5 +1,7 @@
 """Warnings of what goes wrong on a host while steps go right: no memory left, or one process slower than the others."""
 
+import concurrent.futures
+import os
 import statistics
 import sys
 import time
@@ -62,12 +64,26 @@ class Health:
             print(scarce(memory, self._parts), file=sys.stderr, flush=True)
 
     def _pace(self) -> float:
-        """Seconds that a small piece of work takes: each does its own, before any waits for another."""
-        begin, pieces, seconds = time.perf_counter(), 0, 0.0
-        while seconds < _WORK:
-            self._matrix @ self._matrix
-            pieces, seconds = pieces + 1, time.perf_counter() - begin
-        return seconds / pieces
+        """Seconds that a small piece of work takes with all cores: each does its own, before any waits for another.
+
+        The time of this process's other threads, which read data or end a step, counts as had: it is no other job's.
+        """
+        cores = len(os.sched_getaffinity(0))
+        begin, had = time.perf_counter(), time.process_time()
+        with concurrent.futures.ThreadPoolExecutor(cores) as pool:
+            done = list(pool.map(lambda _: self._work(), range(cores)))
+        pieces, of_pieces = map(sum, zip(*done, strict=True))
+        cores_had = (time.process_time() - had) / (time.perf_counter() - begin)
+        return of_pieces / pieces / cores_had
+
+    def _work(self) -> tuple[int, float]:
+        """(pieces of work, seconds of a core's time that they took)."""
+        begin, on_core, pieces = time.perf_counter(), time.thread_time(), 0
+        while time.perf_counter() - begin < _WORK:
+            # Not by a BLAS, whose threads wait for each other: two processes on the same cores, and one looks slow.
+            np.einsum("ij,jk->ik", self._matrix, self._matrix)
+            pieces += 1
+        return pieces, time.thread_time() - on_core
 
     def _compare(self) -> None:
         if len(self._paces) < _LOOKS:
