@@ -11,7 +11,7 @@ import pytest
 from blake3 import blake3
 
 from tests.running import summary, trainer
-from trainer import checkpoint, digests, shards
+from trainer import checkpoint, digests, hdf5, shards
 
 KINDS = ("flip", "zero", "truncate", "extend")
 
@@ -64,7 +64,50 @@ def test_every_corruption_is_detected_and_the_one_before_taken(run, tmp_path):
     assert detected == 64
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A run whose variables are partly larger than a megabyte."""
+    directory = tmp_path_factory.mktemp("corruption") / "large"
+    flags = ("--backend=jax", "--model=mlp(units=600)", "--steps=2", "--save_every=1", "--evaluate_every=never")
+    trainer(*flags, f"--run_dir={directory}")
+    return directory, (*flags, "--steps=3")
+
+
+def test_a_bit_of_a_large_array_counts(large, tmp_path):
+    """It has a digest of its own, which a start leaves to whoever reads the array."""
+    run, flags = large
+    facts = checkpoint.verify(run / "checkpoints" / "00000002")["files"][checkpoint.WEIGHTS]
+    assert len(facts["arrays"]) == 3 and sum(size for _, size, _ in facts["arrays"]) == 3 * 600 * 600 * 4
+    whole = trainer(*flags, f"--run_dir={shutil.copytree(run, tmp_path / 'whole')}")
+    assert "set aside" not in whole.stdout
+    copy = shutil.copytree(run, tmp_path / "run")
+    path = copy / "checkpoints" / "00000002"
+    offset, size, _ = facts["arrays"][1]
+    corrupt(path / checkpoint.WEIGHTS, "flip", (offset + size - 1) / facts["bytes"])
+    with pytest.raises(checkpoint.Damaged):
+        checkpoint.verify(path)
+    assert checkpoint.verify(path, arrays=False)["step"] == 2
+    assert "set aside as damaged" in trainer(*flags, f"--run_dir={copy}").stdout
+    assert summary(copy)["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
+
+
+def test_arrays_that_are_written_over_have_no_digest_of_their_own(tmp_path):
+    path, data = tmp_path / "file", os.urandom(3 * hdf5._LARGE)
+    with hdf5._File(path, digests.of_bytes) as file:
+        for offset, size in ((0, 1), (1, hdf5._LARGE), (hdf5._LARGE + 1, hdf5._LARGE + 5), (hdf5._LARGE + 9, 3)):
+            file.seek(offset)
+            file.write(data[:size])
+    assert [(array.offset, array.bytes) for array in file.arrays] == [(1, hdf5._LARGE)]
+    facts = digests.of_file(path, file.arrays, read_arrays=False)
+    assert facts == digests.of_file(path, file.arrays) and facts["bytes"] == 2 * hdf5._LARGE + 6
+    written = path.read_bytes()
+    assert facts["blake3"] == blake3(written[:1] + written[1 + hdf5._LARGE :]).hexdigest()
+
+
 HOSTILE = {
+    "an array outside of the file": lambda m: m["files"][checkpoint.WEIGHTS].update(arrays=[[-1, 8, ""]]),
+    "an array without a digest": lambda m: m["files"][checkpoint.WEIGHTS].update(arrays=[[0, 8]]),
+    "facts of no form": lambda m: m["files"].update({checkpoint.WEIGHTS: 3}),
     "a file outside of the checkpoint": lambda m: m["files"].update(
         {"../../summary.json": m["files"].pop(checkpoint.WEIGHTS)}
     ),

@@ -16,7 +16,7 @@ import os
 import pathlib
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -48,11 +48,12 @@ def write(parent: pathlib.Path, program: Program, values: dict[str, np.ndarray],
     temporary.mkdir(mode=0o700)
     file = temporary / WEIGHTS
     try:
-        with concurrent.futures.ThreadPoolExecutor(1) as thread, synced(file):
-            facts = thread.submit(lambda: {path: _facts(program, path, value) for path, value in values.items()})
-            hdf5.write_weights(file, program, values)
-            files = {WEIGHTS: digests.of_file(file)}
-        _commit(temporary, files, facts.result(), state)
+        once = digests.Once(values.values())
+        with synced(file):
+            arrays = hdf5.write_weights(file, program, values, once.of_bytes)
+            files = {WEIGHTS: digests.of_file(file, arrays, read_arrays=False)}
+        facts = {path: _facts(program, path, value, once.of_array) for path, value in values.items()}
+        _commit(temporary, files, facts, state)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -106,8 +107,12 @@ def steps(parent: pathlib.Path) -> list[int]:
     return sorted(int(path.name) for path in parent.glob("[0-9]" * 8) if path.is_dir())
 
 
-def verify(path: pathlib.Path) -> dict[str, Any]:
+def verify(path: pathlib.Path, arrays: bool = True) -> dict[str, Any]:
     """Reads a checkpoint's manifest and checks its files against it.
+
+    Args:
+      path: the checkpoint.
+      arrays: whether large arrays are looked at, too. `read` needs no look before: it checks all that it has read.
 
     Raises:
       Damaged: something is missing, cut or changed; it says what.
@@ -126,17 +131,22 @@ def verify(path: pathlib.Path) -> dict[str, Any]:
         file = path / name
         if file.parent != path or file.is_symlink() or not file.is_file():
             raise Damaged(f"{file} is missing, or not in the checkpoint")
-        if (now := digests.of_file(file)) != facts:
+        try:
+            regions = [digests.Region(*region) for region in facts.get("arrays", [])]
+            now = digests.of_file(file, regions, read_arrays=arrays)
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise Damaged(f"{file} can't be checked: {error}") from None
+        if now != facts:
             raise Damaged(f"{file} is not what was written: {now} now, {facts} then")
     return dict(manifest)
 
 
-def newest(parent: pathlib.Path) -> Iterator[tuple[pathlib.Path, dict[str, Any] | Damaged]]:
-    """Checkpoints from the newest to the oldest, each with its verified manifest or what is wrong with it."""
+def newest(parent: pathlib.Path, arrays: bool = True) -> Iterator[tuple[pathlib.Path, dict[str, Any] | Damaged]]:
+    """Checkpoints from the newest to the oldest, each with its manifest, verified, or what is wrong with it."""
     for step in reversed(steps(parent)):
         path = parent / f"{step:08d}"
         try:
-            yield path, verify(path)
+            yield path, verify(path, arrays)
         except Damaged as error:
             yield path, error
 
@@ -194,8 +204,10 @@ def _digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _facts(program: Program, path: str, value: np.ndarray) -> dict[str, Any]:
+def _facts(
+    program: Program, path: str, value: np.ndarray, of_array: Callable[[np.ndarray], str] = digests.of_array
+) -> dict[str, Any]:
     """Shape, dtype and digest of a variable's value."""
     dtype = kind(program.variables[path])
-    digest = digests.of_array(value.astype(np.int64) if dtype == "int" else value)
+    digest = of_array(value.astype(np.int64) if dtype == "int" else value)
     return {"shape": list(value.shape), "dtype": dtype, "blake3": digest}

@@ -1,6 +1,7 @@
 """Keras's own file of weights, written from values on the host."""
 
 import bisect
+import concurrent.futures
 import io
 import os
 import pathlib
@@ -13,32 +14,57 @@ import h5py
 import keras
 import numpy as np
 from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.saving import saving_lib
 
+from trainer import digests
+from trainer.digests import Region
 from trainer.program import Program
 
+_LARGE = 2**20  # bytes, from which on an array has a digest of its own, made while it is written
 _AS_THEY_ARE = "onecurve"  # where variables are that Keras saves something else for
 
 
-def write_weights(path: pathlib.Path, program: Program, values: dict[str, np.ndarray]) -> None:
+def write_weights(
+    path: pathlib.Path,
+    program: Program,
+    values: dict[str, np.ndarray],
+    digest: Callable[[memoryview], str] = digests.of_bytes,
+) -> list[Region]:
     """Writes what keras.Model.save_weights does, of these values, wherever the variables lie.
+
+    Args:
+      path: the file.
+      program: whose variables they are.
+      values: by path.
+      digest: what is told of large arrays.
+
+    Returns:
+      where the large arrays are in the file, and their digests.
 
     Raises:
       OSError: the storage is full, or fails.
     """
-    with _File(path) as file:
+    with _File(path, digest) as file:
         store = _Store(file, mode="w")
         # Keras makes an optimizer to see what attributes it has, which it may not in the scope; and looks for
         # what it saw under another name than it keeps it by (3.15).
         seen = saving_lib.get_attr_skipset("Optimizer")
         global_state.set_global_attribute("saving_attr_skiplist_Optimizer", seen)
         variables = program.variables
-        with keras.device("cpu"), keras.StatelessScope([(variables[name], value) for name, value in values.items()]):
+        scope = keras.StatelessScope([(variables[name], value) for name, value in values.items()])
+        with keras.device("cpu"), mock.patch.object(keras.Variable, "numpy", _numpy), scope:
             saving_lib._save_state(program.model, store, None, "", set())
         entry = store.make(_AS_THEY_ARE)
         for name in _transformed(program):
             entry[urllib.parse.quote(name, safe="")] = values[name]
         store.close()
+    return file.arrays
+
+
+def _numpy(variable: keras.Variable) -> np.ndarray:
+    """What Keras's optimizers save of a variable; not a copy of what the scope has on the host."""
+    return np.asarray(variable.value) if in_stateless_scope() else np.array(variable)
 
 
 def read_weights(
@@ -160,15 +186,29 @@ class _File(io.BytesIO):
     """A file on the disk for HDF5, which does not raise but crash where a write fails: we raise at the end.
 
     A BytesIO to Keras, which takes nothing else that is not a path.
+
+    Attributes:
+      arrays: what was written at once and is large, in the order of the file. HDF5 does so with arrays alone.
     """
 
-    def __init__(self, path: pathlib.Path) -> None:
+    def __init__(self, path: pathlib.Path, digest: Callable[[memoryview], str]) -> None:
         super().__init__()
         self._file = io.FileIO(path, "w+")
         self._error: OSError | None = None
+        self._digest, self._thread = digest, concurrent.futures.ThreadPoolExecutor(1)
+        self.arrays: list[Region] = []
 
     def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
+        view, offset = memoryview(data).cast("B"), self._file.tell()
+        self._forget(offset, offset + len(view))
+        if len(view) < _LARGE:
+            return self._write(view)
+        digest = self._thread.submit(self._digest, view)  # beside the writing
+        self._write(view)
+        bisect.insort(self.arrays, Region(offset, len(view), digest.result()))
+        return len(view)
+
+    def _write(self, view: memoryview) -> int:
         done = 0
         while done < len(view) and not self._error:
             try:
@@ -176,6 +216,13 @@ class _File(io.BytesIO):
             except OSError as error:
                 self._error = error
         return len(view)
+
+    def _forget(self, begin: int, end: int) -> None:
+        """Of the arrays, those that something is written over."""
+        after = bisect.bisect_left(self.arrays, (end,))
+        while after and self.arrays[after - 1].offset + self.arrays[after - 1].bytes > begin:
+            after -= 1
+            del self.arrays[after]
 
     def truncate(self, size: int | None = None) -> int:
         try:
@@ -200,6 +247,7 @@ class _File(io.BytesIO):
         pass  # nothing is buffered here
 
     def __exit__(self, *exception: Any) -> None:
+        self._thread.shutdown()
         self._file.close()
         if self._error:
             raise self._error

@@ -65,7 +65,7 @@ class Recovery:
         """Removes what killed writes left, and sets damaged checkpoints aside: process 0, before all restore."""
         for leftover in self._directory.checkpoints.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        for path, manifest in checkpoint.newest(self._directory.checkpoints):
+        for path, manifest in checkpoint.newest(self._directory.checkpoints, arrays=False):
             if isinstance(manifest, dict):
                 break
             self._set_aside(path, manifest)
@@ -110,7 +110,7 @@ class Recovery:
     def _load_newest(self, nth: int = 1) -> tuple[pathlib.Path, dict[str, Any]] | None:
         """Loads the nth newest checkpoint that can be trusted, or the oldest of fewer."""
         found = None
-        for path, manifest in checkpoint.newest(self._directory.checkpoints):
+        for path, manifest in checkpoint.newest(self._directory.checkpoints, arrays=False):
             try:
                 if isinstance(manifest, checkpoint.Damaged):
                     raise manifest
