@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from tensorboard.compat.proto import event_pb2, graph_pb2, summary_pb2
+from tensorboard.compat.proto import event_pb2, graph_pb2, summary_pb2, tensor_pb2, types_pb2
 from tensorboard.plugins.histogram import metadata as histograms
 from tensorboard.plugins.hparams import summary_v2 as hparams
 from tensorboard.plugins.image import metadata as images
@@ -22,6 +22,7 @@ from tensorboard.util.tensor_util import make_tensor_proto
 from trainer.append import Appender
 
 _NAME = "events.out.tfevents."
+_SCALAR = scalars.create_summary_metadata("", "")
 
 
 class Board:
@@ -42,9 +43,10 @@ class Board:
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """A point of each of some curves, by tag."""
-        metadata = scalars.create_summary_metadata("", "")
         points = [
-            summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=make_tensor_proto(np.float32(value)))
+            summary_pb2.Summary.Value(
+                tag=tag, metadata=_SCALAR, tensor=tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, float_val=[value])
+            )
             for tag, value in values.items()
         ]
         self._add(step=step, summary=summary_pb2.Summary(value=points))

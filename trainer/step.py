@@ -176,7 +176,7 @@ class Objective:
         results = {"loss": float(objective / weight) if weight else float("nan")}
         if self.metrics.variables:
             values = [
-                ops.cast(start + total.reshape(start.shape), start.dtype)
+                (start + total.reshape(start.shape)).astype(start.dtype)
                 for start, total in zip(self._metrics_start, metrics, strict=True)
             ]
             for name, value in self.metrics.stateless_result(values).items():

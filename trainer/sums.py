@@ -78,6 +78,10 @@ class Totals(NamedTuple):
     amounts: Tensor
     counts: Tensor
 
+    def on_host(self) -> "Totals":
+        """The same as numpy's arrays."""
+        return Totals(*map(ops.convert_to_numpy, self))
+
     @property
     def counted(self) -> Counts:
         """The counts, on the host."""

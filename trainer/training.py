@@ -127,9 +127,11 @@ class Training:
         metrics, evaluation = dict[str, float](), dict[str, float]()
         self._profile()
         with self._ledger("step"):  # whose end may have to be waited for
-            if (due or self.ended) and any(self._totals.counted[:2]):
-                metrics = self.parts.program.objective.results(self._totals)
-                trouble = trouble or self._trouble(metrics["loss"], logs)
+            if due or self.ended:
+                self._totals = self._totals.on_host()  # once, for all that ask
+                if any(self._totals.counted[:2]):
+                    metrics = self.parts.program.objective.results(self._totals)
+                    trouble = trouble or self._trouble(metrics["loss"], logs)
         if trouble:
             self._go_back(trouble)
             metrics = {}
