@@ -11,7 +11,8 @@ import pytest
 from blake3 import blake3
 
 from tests.running import summary, trainer
-from trainer import checkpoint, digests, hdf5, shards
+from trainer import checkpoint, digests, shards
+from trainer.hdf5_file import LARGE, File
 
 KINDS = ("flip", "zero", "truncate", "extend")
 
@@ -92,16 +93,16 @@ def test_a_bit_of_a_large_array_counts(large, tmp_path):
 
 
 def test_arrays_that_are_written_over_have_no_digest_of_their_own(tmp_path):
-    path, data = tmp_path / "file", os.urandom(3 * hdf5._LARGE)
-    with hdf5._File(path, digests.of_bytes) as file:
-        for offset, size in ((0, 1), (1, hdf5._LARGE), (hdf5._LARGE + 1, hdf5._LARGE + 5), (hdf5._LARGE + 9, 3)):
+    path, data = tmp_path / "file", os.urandom(3 * LARGE)
+    with File(path, digests.of_bytes) as file:
+        for offset, size in ((0, 1), (1, LARGE), (LARGE + 1, LARGE + 5), (LARGE + 9, 3)):
             file.seek(offset)
             file.write(data[:size])
-    assert [(array.offset, array.bytes) for array in file.arrays] == [(1, hdf5._LARGE)]
+    assert [(array.offset, array.bytes) for array in file.arrays] == [(1, LARGE)]
     facts = digests.of_file(path, file.arrays, read_arrays=False)
-    assert facts == digests.of_file(path, file.arrays) and facts["bytes"] == 2 * hdf5._LARGE + 6
+    assert facts == digests.of_file(path, file.arrays) and facts["bytes"] == 2 * LARGE + 6
     written = path.read_bytes()
-    assert facts["blake3"] == blake3(written[:1] + written[1 + hdf5._LARGE :]).hexdigest()
+    assert facts["blake3"] == blake3(written[:1] + written[1 + LARGE :]).hexdigest()
 
 
 HOSTILE = {

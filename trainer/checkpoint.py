@@ -24,8 +24,9 @@ import numpy as np
 
 from trainer import digests, hdf5, shards
 from trainer.program import Program, kind
-from trainer.run_directory import replace, sync_directory, synced
+from trainer.run_directory import replace, sync_directory
 from trainer.shards import Piece
+from trainer.synced import synced
 
 WEIGHTS = "model.weights.h5"
 MANIFEST = "manifest.json"

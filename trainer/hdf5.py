@@ -1,8 +1,6 @@
 """Keras's own file of weights, written from values on the host."""
 
 import bisect
-import concurrent.futures
-import io
 import os
 import pathlib
 import urllib.parse
@@ -19,9 +17,9 @@ from keras.src.saving import saving_lib
 
 from trainer import digests
 from trainer.digests import Region
+from trainer.hdf5_file import File
 from trainer.program import Program
 
-_LARGE = 2**20  # bytes, from which on an array has a digest of its own, made while it is written
 _AS_THEY_ARE = "onecurve"  # where variables are that Keras saves something else for
 
 
@@ -45,15 +43,18 @@ def write_weights(
     Raises:
       OSError: the storage is full, or fails.
     """
-    with _File(path, digest) as file:
+    with File(path, digest) as file:
         store = _Store(file, mode="w")
         # Keras makes an optimizer to see what attributes it has, which it may not in the scope; and looks for
         # what it saw under another name than it keeps it by (3.15).
         seen = saving_lib.get_attr_skipset("Optimizer")
         global_state.set_global_attribute("saving_attr_skiplist_Optimizer", seen)
         variables = program.variables
-        scope = keras.StatelessScope([(variables[name], value) for name, value in values.items()])
-        with keras.device("cpu"), mock.patch.object(keras.Variable, "numpy", _numpy), scope:
+        scope = keras.StatelessScope()
+        # Not by the scope's argument, of which it would make tensors, and copies where memory is not aligned.
+        scope.state_mapping = {id(variables[name]): value for name, value in values.items()}
+        uncopied = mock.patch.object(keras.Variable, "numpy", _without_a_copy(keras.Variable.numpy))
+        with keras.device("cpu"), uncopied, scope:
             saving_lib._save_state(program.model, store, None, "", set())
         entry = store.make(_AS_THEY_ARE)
         for name in _transformed(program):
@@ -62,9 +63,9 @@ def write_weights(
     return file.arrays
 
 
-def _numpy(variable: keras.Variable) -> np.ndarray:
-    """What Keras's optimizers save of a variable; not a copy of what the scope has on the host."""
-    return np.asarray(variable.value) if in_stateless_scope() else np.array(variable)
+def _without_a_copy(numpy: Callable[[keras.Variable], np.ndarray]) -> Callable[[keras.Variable], np.ndarray]:
+    """Has Variable.numpy(), by which optimizers are saved, hand over what the scope holds; other threads have none."""
+    return lambda variable: np.asarray(variable.value) if in_stateless_scope() else numpy(variable)
 
 
 def read_weights(
@@ -180,74 +181,3 @@ class _Uncopied:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self._values
-
-
-class _File(io.BytesIO):
-    """A file on the disk for HDF5, which does not raise but crash where a write fails: we raise at the end.
-
-    A BytesIO to Keras, which takes nothing else that is not a path.
-
-    Attributes:
-      arrays: what was written at once and is large, in the order of the file. HDF5 does so with arrays alone.
-    """
-
-    def __init__(self, path: pathlib.Path, digest: Callable[[memoryview], str]) -> None:
-        super().__init__()
-        self._file = io.FileIO(path, "w+")
-        self._error: OSError | None = None
-        self._digest, self._thread = digest, concurrent.futures.ThreadPoolExecutor(1)
-        self.arrays: list[Region] = []
-
-    def write(self, data: Any) -> int:
-        view, offset = memoryview(data).cast("B"), self._file.tell()
-        self._forget(offset, offset + len(view))
-        if len(view) < _LARGE:
-            return self._write(view)
-        digest = self._thread.submit(self._digest, view)  # beside the writing
-        self._write(view)
-        bisect.insort(self.arrays, Region(offset, len(view), digest.result()))
-        return len(view)
-
-    def _write(self, view: memoryview) -> int:
-        done = 0
-        while done < len(view) and not self._error:
-            try:
-                done += self._file.write(view[done:])
-            except OSError as error:
-                self._error = error
-        return len(view)
-
-    def _forget(self, begin: int, end: int) -> None:
-        """Of the arrays, those that something is written over."""
-        after = bisect.bisect_left(self.arrays, (end,))
-        while after and self.arrays[after - 1].offset + self.arrays[after - 1].bytes > begin:
-            after -= 1
-            del self.arrays[after]
-
-    def truncate(self, size: int | None = None) -> int:
-        try:
-            return self._file.truncate(size)
-        except OSError as error:
-            self._error = self._error or error
-            return size or 0
-
-    def read(self, size: int | None = -1) -> bytes:
-        return self._file.read(-1 if size is None else size)
-
-    def readinto(self, buffer: Any) -> int:
-        return self._file.readinto(buffer)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def flush(self) -> None:
-        pass  # nothing is buffered here
-
-    def __exit__(self, *exception: Any) -> None:
-        self._thread.shutdown()
-        self._file.close()
-        if self._error:
-            raise self._error

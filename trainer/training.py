@@ -90,8 +90,7 @@ class Training:
             self.recovery.tidy()
         self.parts.peers.gather(0)
         restored = self.recovery.restore()
-        steps = self.parts.peers.gather(restored.step)
-        if len(set(steps)) > 1:
+        if len(set(steps := self.parts.peers.gather(restored.step))) > 1:
             raise UserError(
                 "run_dir",
                 self._directory.path,
@@ -127,11 +126,10 @@ class Training:
         metrics, evaluation = dict[str, float](), dict[str, float]()
         self._profile()
         with self._ledger("step"):  # whose end may have to be waited for
-            if due or self.ended:
+            if (due or self.ended) and any(self._totals.counted[:2]):
                 self._totals = self._totals.on_host()  # once, for all that ask
-                if any(self._totals.counted[:2]):
-                    metrics = self.parts.program.objective.results(self._totals)
-                    trouble = trouble or self._trouble(metrics["loss"], logs)
+                metrics = self.parts.program.objective.results(self._totals)
+                trouble = trouble or self._trouble(metrics["loss"], logs)
         if trouble:
             self._go_back(trouble)
             metrics = {}
