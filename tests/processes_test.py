@@ -163,6 +163,7 @@ def test_addresses_of_version_six(backend, tmp_path):
     assert summary(tmp_path / "run")["step"] == 10
 
 
+@pytest.mark.long
 def test_an_evaluation_is_broken_off_by_a_signal_to_one_process(tmp_path):
     """At an epoch's end: nothing that was due there is left out, or done twice, when one process goes on."""
     flags = ("--strategy=device_mesh", "--model=mlp", "--replicas=2", "--steps=40", "--log_every=10")
@@ -191,7 +192,8 @@ def test_an_evaluation_is_broken_off_by_a_signal_to_one_process(tmp_path):
     assert summary(run)["final"] == summary(whole)["final"]
 
 
-@pytest.mark.parametrize("backend", ["jax", pytest.param("tensorflow", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
 def test_data_that_stall_in_one_process(backend, tmp_path):
     """All obey a signal to any; the start that was given none ends by --hang_after, and the culprit is named."""
     flags = (f"--strategy={STRATEGY[backend]}", "--dataset=tests.faulty:stalling_data", *FLAGS, "--save_every=never")
