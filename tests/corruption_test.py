@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from tests.running import summary, trainer
+from tests.running import finished, launch, summary, trainer
 from trainer import checkpoint, digests, shards
 from trainer.hdf5_file import LARGE, File
 
@@ -90,6 +90,24 @@ def test_a_bit_of_a_large_array_counts(large, tmp_path):
     assert checkpoint.verify(path, arrays=False)["step"] == 2
     assert "set aside as damaged" in trainer(*flags, f"--run_dir={copy}").stdout
     assert summary(copy)["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["device_mesh", "multi_worker_mirrored"])
+def test_a_bit_of_a_large_array_counts_in_each_process(strategy, tmp_path):
+    """All find it as they read, and go on from the checkpoint before."""
+    flags = (f"--strategy={strategy}", "--replicas=2", "--model=mlp(units=600)", "--save_every=1")
+    flags += ("--evaluate_every=never",)
+    run = tmp_path / "run"
+    finished(launch(*flags, "--steps=2", f"--run_dir={run}"))
+    whole = shutil.copytree(run, tmp_path / "whole")
+    path = run / "checkpoints" / "00000002"
+    facts = checkpoint.verify(path)["files"][checkpoint.WEIGHTS]
+    corrupt(path / checkpoint.WEIGHTS, "flip", (facts["arrays"][0][0] + 5) / facts["bytes"])
+    finished(launch(*flags, "--steps=3", f"--run_dir={whole}"))
+    assert "set aside as damaged" in finished(launch(*flags, "--steps=3", f"--run_dir={run}"))
+    assert (run / "checkpoints" / "damaged-00000002").exists()
+    assert summary(run)["weights_sha256"] == summary(whole)["weights_sha256"]
 
 
 def test_arrays_that_are_written_over_have_no_digest_of_their_own(tmp_path):
