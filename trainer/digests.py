@@ -3,7 +3,7 @@
 import concurrent.futures
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,19 +62,19 @@ def _buffer(values: np.ndarray) -> memoryview:
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
-def of_file(path: pathlib.Path, arrays: Sequence[Region] = (), read_arrays: bool = True) -> dict[str, Any]:
+def of_file(path: pathlib.Path, arrays: Sequence[Region] = (), believed: Collection[str] = ()) -> dict[str, Any]:
     """Its size, the digest of all but its large arrays, and theirs. Of a file without, `b3sum` prints the same.
 
     Args:
       path: the file.
       arrays: in the order of the file; what is not in it counts as empty.
-      read_arrays: whether their digests are made anew; else those given are believed.
+      believed: digests of arrays that are not made anew.
     """
     rest, found, end = blake3(), [], 0
     with open(path, "rb", buffering=0) as file:
         for array in arrays:
             _update(rest, file, end, array.offset - end)
-            if read_arrays:
+            if array.blake3 not in believed:
                 digest = blake3()
                 _update(digest, file, array.offset, array.bytes)
                 array = array._replace(blake3=digest.hexdigest())
