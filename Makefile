@@ -7,8 +7,9 @@ VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 ARGS   ?=
 JOBS   ?= 2
-# Large pages for what malloc maps: on CPUs, a step's arrays are mapped anew at each step (docs/strategies.md).
-export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+# On CPUs a step's arrays come from malloc: large pages, and what a step frees is kept for the next (docs/strategies.md).
+export GLIBC_TUNABLES ?= \
+  glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1#/' | column -t -s '#'

@@ -44,7 +44,7 @@ Written by `make bench` (programs in `benchmarks/`), each table from the JSON of
 sides of a comparison do the same work on the same data, which is checked before anything is timed, and take turns. A
 ratio is the median of the rounds' ratios; in brackets that of the fastest rounds, and of processor time. Below 1 is
 faster than the rival. A ratio is marked *noisy* where the first two disagree by more than 15 %, or other jobs were
-running: then it is no figure to quote. All sides have the large pages that `make` asks the C library for
+running: then it is no figure to quote. All sides have the memory that `make` asks the C library for
 (strategies.md, On CPUs).
 """
 

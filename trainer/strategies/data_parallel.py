@@ -12,6 +12,7 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
+from jax._src.lib import xla_client
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from input_pipeline.pipeline import Batch
@@ -186,6 +187,16 @@ def per_device(tree: Any) -> list[Any]:
 
     leaves, structure = jax.tree.flatten(tree)
     return [jax.tree.unflatten(structure, part) for part in zip(*map(parts, leaves), strict=True)]
+
+
+def copied(arrays: Sequence[jax.Array], devices: Sequence[jax.Device]) -> list[jax.Array]:
+    """Copies of arrays of one device each, on a device each. In one call: jax.device_put takes 20 µs for each array."""
+    return xla_client.batched_copy_array_to_devices_with_sharding(
+        list(arrays),
+        [xla_client.DeviceList((device,)) for device in devices],
+        [SingleDeviceSharding(device) for device in devices],
+        [xla_client.ArrayCopySemantics.ALWAYS_COPY] * len(arrays),
+    )
 
 
 def joined(sharding: NamedSharding, trees: Any) -> Any:

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from input_pipeline.pipeline import Batch
 from trainer.strategies.base import Block
-from trainer.strategies.data_parallel import REPLICATED, at, joined, per_device, placed
+from trainer.strategies.data_parallel import REPLICATED, at, copied, joined, per_device, placed
 from trainer.strategies.jax_step import Leaf, Tally, Update
 from trainer.sums import Totals, Values
 from trainer.tree import Tree
@@ -107,9 +107,10 @@ class ExactLoop:
         if self._devices == 1:
             return [Tree.add_up(nodes[0], jnp.add)]
         if self._copies:
-            devices = list(self._mesh.devices.flat)
-            on_first = jax.device_put([node for of_device in nodes for node in of_device], devices[0])
-            return jax.device_put([_add_up(on_first)] * len(devices), devices)
+            first, *others = self._mesh.devices.flat
+            distant = [node for of_device in nodes[1:] for node in of_device]
+            total = _add_up(nodes[0] + copied(distant, [first] * len(distant)))
+            return [total, *copied([total] * len(others), others)]
         if self._virtual:
             jax.block_until_ready(nodes)
         local = NamedSharding(self._mesh, _BY_DEVICE)
