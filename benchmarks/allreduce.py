@@ -21,7 +21,7 @@ from benchmarks import page
 
 K = TypeVar("K")
 _HELD_OUT = (2**14, 2**18, 2**21)  # floats
-# On both sides of those held out, and near the middle: caches make a byte of few cheaper, which two numbers can't say.
+# Close around the middle one held out: caches make a byte of few cheaper, which two numbers can't say.
 _FITTED = (2**12, 2**16, 2**17, 2**19, 2**20, 2**22)
 _SIZES = sorted(_HELD_OUT + _FITTED)
 _DEVICES = (2, 4, 8)

@@ -39,7 +39,7 @@ PARTING = 30.0  # seconds that they have once the chief, who leaves last, is don
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 # As `make train`; what the environment says goes before.
-_MALLOC = {
+MALLOC = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864"
 }
 
@@ -188,7 +188,7 @@ class Group:
         config = {"cluster": cluster, "task": {"type": role, "index": index - self._roles.index(role)}}
         process = subprocess.Popen(
             [sys.executable, "-m", "trainer", *self._flags],
-            env=_MALLOC | os.environ | {"TF_CONFIG": json.dumps(config)} | _own_gpus(index, len(self._roles)),
+            env=MALLOC | os.environ | {"TF_CONFIG": json.dumps(config)} | _own_gpus(index, len(self._roles)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

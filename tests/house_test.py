@@ -5,6 +5,7 @@ import pathlib
 
 from absl import flags
 
+from launch import local
 from tests.running import REPOSITORY
 from trainer.config import Config, define_flags, from_flags
 
@@ -210,3 +211,9 @@ def test_no_file_is_long():
         if isinstance(node, ast.FunctionDef) and node.name == "run"
     )
     assert body.end_lineno and body.end_lineno - body.lineno < 30
+
+
+def test_malloc_is_asked_the_same_everywhere():
+    asked = local.MALLOC["GLIBC_TUNABLES"]
+    assert asked in (REPOSITORY / "Makefile").read_text()
+    assert f"export GLIBC_TUNABLES={asked}\n" in (REPOSITORY / "docs" / "strategies.md").read_text()
