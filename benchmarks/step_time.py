@@ -57,7 +57,8 @@ def main(name: str) -> None:
             target = targets[0] if rival == "loop by hand" else targets[1] if rival == "fit, tf.data" else None
             found = ratio(ours, theirs)
             rows.append(page.compared(case, rival, ours, theirs, found, per, f"{unit} a step", target))
-    rows += [_watched(name, batch, steps) for batch, steps in ((64, 1024), (512, 256))]
+    # Many short rounds, each with a line of the log or two: of few long ones the median swings by 5 %.
+    rows += [_watched(name, batch, steps, rounds) for batch, steps, rounds in ((64, 256, 25), (512, 128, 15))]
     page.record(
         f"step-{name}",
         f"What does a step cost beside Keras's own? ({name})",
@@ -119,7 +120,7 @@ def _sides(name: str, spec: str, shape: tuple[int, ...], batch: int, steps: int)
     return sides | ({"fit, tf.data": fit_tf_data} if importlib.util.find_spec("tensorflow") else {})
 
 
-def _watched(name: str, batch: int, steps: int) -> page.Row:
+def _watched(name: str, batch: int, steps: int, rounds: int) -> page.Row:
     """A run beside its steps alone: the log, TensorBoard, signals and the pace, the account of time."""
     from trainer.assembly import assemble
     from trainer.peers import Peers
@@ -139,7 +140,7 @@ def _watched(name: str, batch: int, steps: int) -> page.Row:
         with run(dataclasses.replace(config, steps=10**7), steps) as (watched, more):
             # Each tells another thing, and is asked for its variables in the end.
             sides = {"run": more, "alone": training(alone)}
-            measured = in_turn(sides, rounds=7, tolerance=float("inf"))
+            measured = in_turn(sides, rounds, tolerance=float("inf"))
             if watched.program.weights_sha256() != alone.program.weights_sha256():
                 raise SystemExit("the run has trained other variables than its steps alone")
     found = ratio(measured["run"], measured["alone"])
