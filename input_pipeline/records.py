@@ -105,6 +105,12 @@ def _scan(path: pathlib.Path) -> tuple[list[tuple[int, int]], list[str]]:
     return found, damaged
 
 
+def framed(record: bytes) -> bytes:
+    """A record as a TFRecord file has it: its length and itself, each with its checksum."""
+    length = struct.pack("<Q", len(record))
+    return length + _SUM.pack(_masked(length)) + record + _SUM.pack(_masked(record))
+
+
 def _masked(data: bytes) -> int:
     """The checksum of a TFRecord: CRC-32C, rotated and moved (tensorflow/core/lib/hash/crc32c.h)."""
     crc = google_crc32c.value(data)

@@ -56,6 +56,8 @@ class Objective:
         self._metrics_start = [ops.convert_to_numpy(v) for v in metrics.variables]
         # (n,) the sums of n arrays' squares; a strategy may have a faster way.
         self.squared_norms: Callable[[list[Tensor]], Tensor] = _squared_norms
+        # Values of the metrics' variables -> {name: result}; a strategy may have compiled it.
+        self.metric_results: Callable[[list[Any]], dict[str, Tensor]] = metrics.stateless_result
         self.generator: Generator | None = None  # what layers draw random numbers from; None: the backend's own
         # Where the parts of the totals' amounts end: objective, weight, gradients' norms, metrics.
         sizes = [1, 1, len(model.trainable_variables), *(value.size for value in self._metrics_start)]
@@ -179,7 +181,7 @@ class Objective:
                 (start + total.reshape(start.shape)).astype(start.dtype)
                 for start, total in zip(self._metrics_start, metrics, strict=True)
             ]
-            for name, value in self.metrics.stateless_result(values).items():
+            for name, value in self.metric_results(values).items():
                 results[name] = float(ops.convert_to_numpy(value).mean())
         return results
 
