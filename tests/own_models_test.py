@@ -157,11 +157,14 @@ def pairs(named):
     return {"train": Pairs(named)}
 
 
-def two_outputs(named=False):
+def two_outputs(named=False, code=False, zeta_loss="zeta"):
     x = keras.Input((5,))
     zeta, alpha = keras.layers.Dense(1, name="zeta")(x), keras.layers.Dense(1, name="alpha")(x)
-    model = keras.Model(x, {"zeta": zeta, "alpha": alpha} if named else [zeta, alpha])
-    losses = {"alpha": "mse", "zeta": "mae"}
+    outputs = {"zeta": zeta, "alpha": alpha}
+    if code:
+        outputs["code"] = keras.layers.UnitNormalization(name="code")(x)
+    model = keras.Model(x, outputs if named else list(outputs.values()))
+    losses = {"alpha": "mse", zeta_loss: "mae"}
     model.compile(keras.optimizers.SGD(0.01), losses, loss_weights={"alpha": 0.1, "zeta": 3}, metrics=losses)
     return model
 
@@ -522,18 +525,29 @@ def test_a_layer_written_in_jax(project):
 
 
 def test_labels_find_their_outputs(project):
-    """By name, in whatever order; by place, where neither has names; else it is not guessed."""
+    """By name, in whatever order; by place, where neither has names; else it is not guessed. Outputs may have none."""
     flags, found = ("--backend=jax", "--steps=5", "--log_every=1"), []
-    for labels, outputs in ((True, True), (True, False), (False, False)):
-        where = f"--dataset=my_project:pairs(named={labels})", f"--model=my_project:two_outputs(named={outputs})"
+    for labels, outputs in (
+        (True, "named=True"),
+        (True, "named=False"),
+        (False, "named=False"),
+        (True, "named=True, code=True"),
+        (True, "named=False, code=True"),
+    ):
+        where = f"--dataset=my_project:pairs(named={labels})", f"--model=my_project:two_outputs({outputs})"
         run = project / str(len(found))
         trainer(*flags, *where, f"--run_dir={run}", cwd=project)
         found.append(np.array([[line["loss"], line["alpha_mse"], line["zeta_mae"]] for line in lines(run)]))
         assert np.allclose(found[-1], found[0], rtol=1e-5)
     assert np.allclose(found[0][:, 0], found[0][:, 1:] @ [0.1, 3], rtol=1e-5)
-    where = ("--dataset=my_project:pairs(named=False)", "--model=my_project:two_outputs(named=True)")
-    said = trainer(*flags, *where, "--run_dir=other", cwd=project, code=2).stderr
-    assert "outputs alpha, zeta" in said and "labels without names" in said
+    for labels, outputs, words in (
+        (False, "named=True", ["outputs alpha, zeta", "labels without names"]),
+        (False, "named=True, code=True", ["has 3 outputs", "2 labels", "a dict of labels by output"]),
+        (True, "named=True, code=True, zeta_loss='zetta'", ["loss of zetta", "outputs are alpha, code, zeta"]),
+    ):
+        where = f"--dataset=my_project:pairs(named={labels})", f"--model=my_project:two_outputs({outputs})"
+        said = trainer(*flags, *where, "--run_dir=other", cwd=project, code=2).stderr
+        assert all(word in said for word in words), said
 
 
 def test_the_optimizer_of_a_compiled_model(project):

@@ -18,7 +18,7 @@ from trainer.config import Config
 from trainer.errors import UserError
 from trainer.logits import gives_logits, takes_logits
 from trainer.metrics import EXAMPLES, TOLERANCE, build_metrics, drawn, in_floats, is_keras_own, of_probabilities
-from trainer.weighing import Losses, shapes
+from trainer.weighing import Losses, labelled, shapes
 
 _MANY = 2**26  # numbers; with more outputs, a loss is not tried on any
 
@@ -59,18 +59,27 @@ def compile_model(
         auto_scale_loss=False,
         jit_compile=False,
     )
+    losses = _per_output(config, model, "loss", loss, y_pred)
+    pairs = zip(losses, _per_output(config, model, "loss_weights", loss_weights or 1.0, y_pred), strict=True)
+    weights = [1.0 if loss is None else weight for loss, weight in pairs]
+    gives = gives_logits(model)
+    places = _places_of_labels(model, losses, y, y_pred)
+    if places is not None:
+        losses, weights = ([each[i] for i in places.values()] for each in (losses, weights))
+        gives = [gives[i] for i in places.values()] if gives else []
+        if isinstance(metrics, list | tuple) and len(metrics) == len(keras.tree.flatten(y_pred)):
+            metrics = {name: metrics[i] for name, i in places.items()}
+        y_pred = labelled(y_pred, places)
     outputs = keras.tree.flatten(y_pred)
     if len(labels) != len(outputs) and (labels or loss is not None):
         raise UserError(
             "model",
             config.model,
             f"has {len(outputs)} outputs, but an example has {len(labels)} labels",
-            "return one label per output from the source",
+            "return one label per output from the source; where an output is to have none, a dict of labels by output, "
+            "and compile the model with a dict of losses",
         )
     names = _names_of_labels(config, model, y, y_pred)
-    losses = _per_output(config, model, loss, y_pred)
-    pairs = zip(losses, _per_output(config, model, loss_weights or 1.0, y_pred), strict=True)
-    weights = [1.0 if loss is None else weight for loss, weight in pairs]
     if not all(isinstance(weight, numbers.Real) for weight in weights):
         reason = f"is compiled with loss_weights={loss_weights!r}, which are no number for each output"
         raise UserError("model", config.model, reason, "name compile()'s arguments: metrics=[...] is not the third")
@@ -83,19 +92,19 @@ def compile_model(
             "has a loss with reduction='sum': a run's loss is the mean over a step's examples, by their weights",
             "leave `reduction` out, and give --learning_rate what the sum would have given",
         )
-    for each, gives in zip(found, gives_logits(model), strict=False):
-        if gives is not None and takes_logits(each) not in (None, gives):
-            given, taken = ("logits", "probabilities") if gives else ("probabilities", "logits")
+    for each, logits in zip(found, gives, strict=False):
+        if logits is not None and takes_logits(each) not in (None, logits):
+            given, taken = ("logits", "probabilities") if logits else ("probabilities", "logits")
             raise UserError(
                 "model",
                 config.model,
                 f"ends in a layer that gives {given}, and its loss {each.name!r} takes {taken}",
-                f"compile it with that loss's class and from_logits={gives}",
+                f"compile it with that loss's class and from_logits={logits}",
             )
     known = [_labels(loss, output) for loss, output in zip(found, outputs, strict=True)] if labels else []
     if names is not None:  # in the order in which a dict's are flattened
         known = [each for _, each in sorted(zip(names, known, strict=True), key=lambda pair: pair[0])]
-    combined = Losses(config.model, found, weights, names, config.global_batch)
+    combined = Losses(config.model, found, weights, names, config.global_batch, places)
     doubts = {"loss": "" if loss is None else _try(combined, found, dataset, y, y_pred)}
     summed = CompileMetrics(None, in_floats(metrics), output_names=getattr(model, "output_names", None))
     summed = build_metrics(config, summed, dataset, y, y_pred)
@@ -150,11 +159,26 @@ def _labels(loss: Any, output: Any) -> Labels | None:
     return Labels(classes, arguments.get("ignore_class")) if classes else None
 
 
+def _places_of_labels(model: keras.Model, losses: Sequence[Any], y: Any, y_pred: Any) -> dict[str, int] | None:
+    """Where the outputs that have labels are among all, by name; None where all have, or an output has a loss alone."""
+    names = _names_of_outputs(model, y_pred)
+    if not isinstance(y, dict) or not y.keys() < set(names):
+        return None
+    if any(loss is not None for name, loss in zip(names, losses, strict=True) if name not in y):
+        return None
+    return {name: names.index(name) for name in sorted(y)}
+
+
+def _names_of_outputs(model: keras.Model, y_pred: Any) -> list[str]:
+    """In the order in which the outputs are flattened; [] where they have no names."""
+    return sorted(y_pred) if isinstance(y_pred, dict) else list(getattr(model, "output_names", []))
+
+
 def _names_of_labels(config: Config, model: keras.Model, y: Any, y_pred: Any) -> list[str] | None:
     """Names of the labels in the order of the outputs; None where labels and outputs come in one order."""
     if len(keras.tree.flatten(y)) < 2 or not (isinstance(y, dict) or isinstance(y_pred, dict)):
         return None
-    names = sorted(y_pred) if isinstance(y_pred, dict) else list(getattr(model, "output_names", []))
+    names = _names_of_outputs(model, y_pred)
     if isinstance(y, dict) and sorted(y) == sorted(names):
         return names
     labels = f"labels {', '.join(sorted(y))}" if isinstance(y, dict) else "labels without names"
@@ -180,18 +204,26 @@ def _listed(metrics: Any) -> list[Any]:
     return [] if metrics is None else list(metrics) if isinstance(metrics, list | tuple) else [metrics]
 
 
-def _per_output(config: Config, model: keras.Model, given: Any, y_pred: Any) -> list[Any]:
-    """One entry per output from what compile() takes: a single one, a list, or a dict by output name."""
+def _per_output(config: Config, model: keras.Model, argument: str, given: Any, y_pred: Any) -> list[Any]:
+    """One entry per output from what compile() takes as an argument: a single one, a list, or a dict by output name."""
     outputs = keras.tree.flatten(y_pred)
     if isinstance(given, dict):
-        names = sorted(y_pred) if isinstance(y_pred, dict) else getattr(model, "output_names", [])
+        names = _names_of_outputs(model, y_pred)
+        if unknown := sorted(given.keys() - set(names)):
+            raise UserError(
+                "model",
+                config.model,
+                f"is compiled with {argument} of {', '.join(map(str, unknown))}, and its outputs are "
+                f"{', '.join(names) or 'without names'}",
+                "name the outputs as the model does: by the keys of the dict that it returns, or by its last layers",
+            )
         return [given.get(name) for name in names]
     if isinstance(given, list | tuple):
         if len(given) != len(outputs):
             raise UserError(
                 "model",
                 config.model,
-                f"is compiled with {len(given)} losses for {len(outputs)} outputs",
+                f"is compiled with {len(given)} {argument} for {len(outputs)} outputs",
                 "give one per output",
             )
         return list(given)

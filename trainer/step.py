@@ -84,7 +84,8 @@ class Objective:
           (objective, Sums with no gradients).
         """
         with logits.remembered():
-            y_pred, non_trainable, own_losses = self._forward(trainable, state, batch["key"], batch["x"], training)
+            outputs, non_trainable, own_losses = self._forward(trainable, state, batch["key"], batch["x"], training)
+            y_pred = self._losses.labelled(outputs)
             if training:
                 self._losses.check(own_losses)
             objective, weight = self._losses(batch, y_pred, own_losses)

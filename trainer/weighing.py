@@ -1,7 +1,7 @@
 """A replica's part of the loss, and what its examples weigh: the loss of a step is sum(weight * loss) / sum(weight)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -24,6 +24,8 @@ class Losses:
       factors: one per output.
       names: of the labels, if they are a dict, in the order of the outputs; None where that is their own.
       global_batch: B.
+      places: name -> place among the model's outputs, flattened, of those that have labels; None: all have. The
+        losses are of these, in this order.
     """
 
     def __init__(
@@ -33,16 +35,17 @@ class Losses:
         factors: Sequence[float],
         names: Sequence[str] | None,
         global_batch: int,
+        places: Mapping[str, int] | None = None,
     ) -> None:
         self.flag, self._losses, self._factors = flag, losses, factors
-        self._names, self._global_batch = names, global_batch
+        self._names, self._global_batch, self._places = names, global_batch, places
 
     def __call__(self, batch: Batch, y_pred: Any, own: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """(sum of weight * loss, sum of weight) over a replica's examples, each over B.
 
         Args:
           batch: 'x', 'y' (b, ...), perhaps 'weight' (b,) or (b, time); y is () without labels.
-          y_pred: the outputs.
+          y_pred: the outputs that have labels.
           own: what the model adds by add_loss() and by regularizers, each a mean over the replica's examples.
         """
         found = self._values(batch, keras.tree.flatten(y_pred))
@@ -61,6 +64,10 @@ class Losses:
         for loss in own:
             objective += weight * ops.cast(loss, "float32")
         return objective, weight
+
+    def labelled(self, outputs: Any) -> Any:
+        """The outputs that losses and metrics compare with labels."""
+        return outputs if self._places is None else labelled(outputs, self._places)
 
     def check(self, own: Sequence[Tensor]) -> None:
         """Raises UserError where a model in training has neither a loss nor its own, or one that is no number."""
@@ -137,6 +144,12 @@ class Losses:
     def _mean(self, values: Tensor) -> Tensor:
         """A replica's part of the mean over the global batch; of values (b, time), of their mean over time."""
         return ops.sum(values) * (1.0 / (self._global_batch * math.prod(values.shape[1:])))
+
+
+def labelled(outputs: Any, places: Mapping[str, int]) -> dict[str, Tensor]:
+    """Some of a model's outputs: name -> the one at a place among all, flattened."""
+    flat = keras.tree.flatten(outputs)
+    return {name: flat[place] for name, place in places.items()}
 
 
 def shapes(structure: Any) -> str:
