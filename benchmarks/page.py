@@ -24,8 +24,13 @@ _SCORES = (
     *((f"step-{name}", "overhead: 16 units, batch 8", rival) for name in ("jax", "tensorflow") for rival in _RIVALS),
     *((f"step-{name}", "mlp, batch 64", rival) for name in ("jax", "tensorflow") for rival in _RIVALS),
     *(
-        (f"step-{name}", "mlp, batch 512, all that a run does, a line of the log each 100 steps", "its steps alone")
+        (
+            f"step-{name}",
+            f"mlp, batch {batch}, all that a run does, a line of the log each 100 steps",
+            "its steps alone",
+        )
         for name in ("jax", "tensorflow")
+        for batch in (64, 512)
     ),
     ("data", "shuffled pass, cached in a file", "TFRecord, shuffle 10,000, batch, map"),
     ("scaling-jax", "2 devices on the same cores", "Keras DataParallel"),
