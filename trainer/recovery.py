@@ -3,6 +3,7 @@
 import pathlib
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import keras
@@ -15,7 +16,7 @@ from trainer.peers import Peers
 from trainer.program import Program
 from trainer.progress import Progress
 from trainer.run_directory import RunDirectory
-from trainer.shards import Piece
+from trainer.shards import Piece, not_finite
 from trainer.writer import Writer
 
 # How far the probe's loss may lie from what it was, relatively: another backend rounds otherwise. A loss near 0
@@ -171,13 +172,15 @@ class Recovery:
             return
         program, cluster, parent = self._program, self._peers.cluster, self._directory.checkpoints
         step, pieces = program.step, program.pieces()
-        values = self._copies(program.values()) if pieces is None else {}
+        with ThreadPoolExecutor(1) as beside:  # numpy copies while the devices compute
+            copying = beside.submit(self._copies, program.values() if pieces is None else {})
+            probe = self._probe() if step else None
+        values = copying.result()
         held = pieces or {path: [Piece((), value)] for path, value in values.items()}
-        probe = self._probe() if step else None
         state: dict[str, Any] = {**self._state, "step": step, "best": self.best, "probe": probe}
 
         def write() -> None:
-            self._unsound = _not_finite(held)
+            self._unsound = not_finite(held)
             if self._unsound:
                 return
             if pieces is not None:
@@ -238,12 +241,3 @@ class Recovery:
         )
         for callback in (self._when_due, self._when_best):
             callback.set_model(self)
-
-
-def _not_finite(pieces: dict[str, list[Piece]]) -> str:
-    for path, of_variable in pieces.items():
-        for _, value in of_variable:
-            numbers = value if value.dtype.kind in "iufb" else value.astype(np.float32)  # numpy has no bfloat16
-            if not np.isfinite(numbers).all():
-                return f"{path} was not finite"
-    return ""

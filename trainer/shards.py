@@ -155,3 +155,13 @@ def _mapped(path: pathlib.Path, type_: np.dtype[Any], offset: int, shape: Sequen
 
 def _list_name(process: int) -> str:
     return f".shards-{process:05d}.json"
+
+
+def not_finite(pieces: Mapping[str, Sequence[Piece]]) -> str:
+    """Which variable of path -> pieces is not finite, in words; '' if all are."""
+    for path, of_variable in pieces.items():
+        for _, value in of_variable:
+            numbers = value if value.dtype.kind in "iufb" else value.astype(np.float32)  # numpy has no bfloat16
+            if not np.isfinite(numbers).all():
+                return f"{path} was not finite"
+    return ""
