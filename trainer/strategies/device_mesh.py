@@ -123,7 +123,7 @@ class DeviceMesh(Strategy):
             program.own_pieces = own_pieces
         if self.on_cpu and not self._sharded:
             program.objective.squared_norms = functools.partial(jax_norms.squared_norms, self._slots)
-        # One by one, its operations take a line of the log a third of its time.
+        # One by one, its operations took 0.2 ms more of each line of the log.
         program.objective.metric_results = jax.jit(program.objective.metrics.stateless_result)
         # Virtual devices lose no fast interconnect by the tree's order.
         self._exact |= self.on_cpu and program.replicas > 1 and not self.layout.shards
