@@ -117,7 +117,7 @@ def _as_process(address: str, process: int) -> None:
         mine = jax.device_put(np.full(size, process + 1, np.float32), jax.local_devices()[0])
         row = jax.make_array_from_process_local_data(NamedSharding(mesh, cut), np.asarray(mine)[None], (2, size))
         sides = {
-            "ours": lambda mine=mine: jax.block_until_ready(in_order._exchange([[mine]])[0]),
+            "ours": lambda mine=mine: jax.block_until_ready(in_order._exchange([[[mine]]])[0][0]),
             "theirs": lambda row=row: jax.block_until_ready(psum(row)),
         }
         for side in sides.values():

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 from jax._src.lib import xla_client
@@ -100,7 +99,8 @@ class FastLoop:
         if self._mesh.size == 1:  # XLA's CPU compiler would keep a sum over one device, as a copy
             return sums
         by_dim = list(zip(sums.gradients, self._dims, strict=True))
-        whole = _all_reduced(sums._replace(gradients=[g for g, dim in by_dim if dim is None]))
+        uncut = sums._replace(gradients=[g for g, dim in by_dim if dim is None])
+        whole = unpacked(jax.lax.psum(packed(uncut), "data"), uncut)
         remaining = iter(whole.gradients)
         return whole._replace(
             gradients=[
@@ -134,16 +134,20 @@ class FastLoop:
         return jax.lax.scan(add_leaf, first, jax.tree.map(lambda a: a[1:], batches))[0]
 
 
-def _all_reduced(sums: Sums) -> Sums:
-    """The sums of all devices, whole.
+def packed(sums: Sums) -> list[Any]:
+    """The arrays of sums: small ones end to end in one, for each that is moved has a latency of its own; then large."""
+    leaves = jax.tree.leaves(sums)
+    small = [leaf.ravel() for leaf in leaves if leaf.size < _LARGE]
+    return [jnp.concatenate(small), *(leaf for leaf in leaves if leaf.size >= _LARGE)]
 
-    An all-reduce takes one array after the other, each with a latency of its own: small ones go end to end in one.
-    """
-    leaves, structure = jax.tree.flatten(sums)
-    end_to_end, taken_apart = jax.flatten_util.ravel_pytree([leaf for leaf in leaves if leaf.size < _LARGE])
-    end_to_end, large = jax.lax.psum((end_to_end, [leaf for leaf in leaves if leaf.size >= _LARGE]), "data")
-    small, remaining = iter(taken_apart(end_to_end)), iter(large)
-    return jax.tree.unflatten(structure, [next(small if leaf.size < _LARGE else remaining) for leaf in leaves])
+
+def unpacked(arrays: list[Any], like: Sums) -> Sums:
+    """The sums that were packed, of the shapes of others."""
+    leaves, structure = jax.tree.flatten(like)
+    sizes = [leaf.size for leaf in leaves if leaf.size < _LARGE]
+    small, large = iter(jnp.split(arrays[0], np.cumsum(sizes)[:-1])), iter(arrays[1:])
+    found = [next(small if leaf.size < _LARGE else large).reshape(leaf.shape) for leaf in leaves]
+    return jax.tree.unflatten(structure, found)
 
 
 def computed(mesh: jax.sharding.Mesh, totals: Totals) -> Totals:
@@ -189,14 +193,17 @@ def per_device(tree: Any) -> list[Any]:
     return [jax.tree.unflatten(structure, part) for part in zip(*map(parts, leaves), strict=True)]
 
 
-def copied(arrays: Sequence[jax.Array], devices: Sequence[jax.Device]) -> list[jax.Array]:
-    """Copies of arrays of one device each, on a device each. In one call: jax.device_put takes 20 µs for each array."""
-    return xla_client.batched_copy_array_to_devices_with_sharding(
-        list(arrays),
-        [xla_client.DeviceList((device,)) for device in devices],
-        [SingleDeviceSharding(device) for device in devices],
-        [xla_client.ArrayCopySemantics.ALWAYS_COPY] * len(arrays),
+def copied(trees: Sequence[Any], devices: Sequence[jax.Device]) -> list[Any]:
+    """Copies of trees of one device each, on a device each. In one call: jax.device_put takes 20 µs for each array."""
+    leaves, structure = jax.tree.flatten(list(trees))
+    places = [device for tree, device in zip(trees, devices, strict=True) for _ in jax.tree.leaves(tree)]
+    copies = xla_client.batched_copy_array_to_devices_with_sharding(
+        leaves,
+        [xla_client.DeviceList((place,)) for place in places],
+        [SingleDeviceSharding(place) for place in places],
+        [xla_client.ArrayCopySemantics.ALWAYS_COPY] * len(leaves),
     )
+    return list(jax.tree.unflatten(structure, copies))
 
 
 def joined(sharding: NamedSharding, trees: Any) -> Any:

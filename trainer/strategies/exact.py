@@ -1,10 +1,11 @@
 """Compiled steps on JAX whose bits depend neither on the number of devices nor on that of processes.
 
 Legend of shapes: K steps of a block, V logical replicas, R devices, n = V / R replicas of one device,
-b examples of a replica, N floats in all Sums of a replica.
+b examples of a replica. A node is the packed Sums of some replicas that lie together in the tree: a list of arrays.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,11 +16,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from input_pipeline.pipeline import Batch
 from trainer.strategies.base import Block
-from trainer.strategies.data_parallel import REPLICATED, at, copied, joined, per_device, placed
+from trainer.strategies.data_parallel import REPLICATED, at, copied, joined, packed, per_device, placed, unpacked
 from trainer.strategies.jax_step import Leaf, Tally, Update
 from trainer.sums import Totals, Values
 from trainer.tree import Tree
 
+Node = list[Any]
 _BY_DEVICE = PartitionSpec("data")  # (R, ...), one device's own value each
 _UNSTACKED = 4  # steps that are unstacked at a time
 _CHUNK = 2**20  # floats that a device gathers from all others at a time
@@ -47,7 +49,7 @@ class ExactLoop:
         self._node_size = Tree.node_size(local)  # leaves of each node of a device's
         self._local_nodes = local // self._node_size
         self._sums: Any = None  # the structure of Sums
-        self._one_leaf = jax.jit(lambda values, batch: jax.flatten_util.ravel_pytree(self._leaf(values, batch))[0])
+        self._one_leaf = jax.jit(lambda values, batch: packed(self._leaf(values, batch)))
         self._unstack = jax.jit(_unstack)
         self._block: Any = None  # the last one, its parts on the devices, and batches of some of its steps
         self._parts: list[Block] = []
@@ -91,21 +93,21 @@ class ExactLoop:
             self._batches = {start + i: list(batches) for i, batches in enumerate(zip(*by_device, strict=True))}
         return self._batches[step]
 
-    def _local_sums(self, values: Values, batches: list[Batch]) -> list[Any]:
-        """The nodes that one device's logical replicas add up to, each (N,)."""
+    def _local_sums(self, values: Values, batches: list[Batch]) -> list[Node]:
+        """The nodes that one device's logical replicas add up to."""
         found = []
         for first in range(0, len(batches), self._node_size):
             nodes: list[Any] = [None] * self._node_size.bit_length()
             for r, batch in enumerate(batches[first : first + self._node_size]):
                 carries = (~r & (r + 1)).bit_length() - 1  # trailing ones
-                nodes = Tree.push(nodes, self._one_leaf(values, batch), carries, jnp.add)
+                nodes = Tree.push(nodes, self._one_leaf(values, batch), carries, _add)
             found.append(nodes[-1])
         return found
 
-    def _exchange(self, nodes: list[list[Any]]) -> list[Any]:
-        """The sum of all devices' nodes, (N,) on each device."""
+    def _exchange(self, nodes: list[list[Node]]) -> list[Node]:
+        """The sum of all devices' nodes, on each device."""
         if self._devices == 1:
-            return [Tree.add_up(nodes[0], jnp.add)]
+            return [Tree.add_up(nodes[0], _add)]
         if self._copies:
             first, *others = self._mesh.devices.flat
             distant = [node for of_device in nodes[1:] for node in of_device]
@@ -119,7 +121,12 @@ class ExactLoop:
 
     @functools.cached_property
     def _sum_over_devices(self) -> Any:
-        def sum_over_devices(nodes: list[Any]) -> Any:
+        def sum_over_devices(nodes: list[Node]) -> Node:
+            # End to end, for XLA sends one array after the other, each with a latency of its own.
+            flat, (taken_apart, *_) = zip(*map(jax.flatten_util.ravel_pytree, nodes), strict=True)
+            return taken_apart(summed(flat))
+
+        def summed(nodes: Sequence[Any]) -> Any:
             if len(nodes) > 1 or self._devices & (self._devices - 1):
                 # The tree runs across the devices: each adds up all nodes, a chunk at a time.
                 cuts = np.arange(_CHUNK, nodes[0].size, _CHUNK)
@@ -141,15 +148,17 @@ class ExactLoop:
         )
         return jax.jit(mapped)
 
-    def _finish_step(self, values: Values, totals: Totals, flat: Any, step: Any) -> tuple[Values, Totals]:
-        leaves, structure = jax.tree.flatten(self._sums)
-        parts = jnp.split(flat, np.cumsum([leaf.size for leaf in leaves])[:-1])
-        shaped = [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
-        sums = jax.tree.unflatten(structure, shaped)
+    def _finish_step(self, values: Values, totals: Totals, node: Node, step: Any) -> tuple[Values, Totals]:
+        sums = unpacked(node, self._sums)
         return self._update(values, sums) if self._update else values, self._tally(totals, sums, step)
 
 
-_add_up = jax.jit(lambda nodes: Tree.add_up(nodes, jnp.add))
+def _added(a: Node, b: Node) -> Node:
+    return jax.tree.map(jnp.add, a, b)
+
+
+_add = jax.jit(_added)
+_add_up = jax.jit(lambda nodes: Tree.add_up(nodes, _added))
 
 
 def _unstack(block: Block, start: int) -> list[list[Batch]]:
