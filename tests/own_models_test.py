@@ -192,6 +192,18 @@ class Autoencoder(keras.Model):
         return decoded
 
 
+def with_useless_labels():
+    x = without_labels()
+    y = (np.arange(len(x)) % 6).astype("int32")  # which a cross-entropy of the outputs would take
+    return {"train": (x, y), "evaluation": (x[:77], y[:77])}
+
+
+def autoencoder(**given):
+    model = Autoencoder()
+    model.compile("adam", **given)
+    return model
+
+
 class Distilled(keras.Model):
     '''Has a teacher, which is called in training only.'''
 
@@ -505,6 +517,22 @@ def test_losses_of_call_s_own(dataset, model, project):
     curves = [curve(run) for run in runs]
     assert max(deviation(curves[0], other) for other in curves) <= 1e-5
     assert curves[0][-1] < curves[0][0]
+
+
+def test_a_model_compiled_without_a_loss_has_its_own_alone(project):
+    """As in fit(): labels are for its metrics."""
+    finals = []
+    for dataset, model in (
+        ("without_labels", "Autoencoder"),
+        ("with_useless_labels", "autoencoder"),
+        ("with_useless_labels", "autoencoder(metrics=['accuracy'])"),
+    ):
+        flags = (f"--dataset=my_project:{dataset}", f"--model=my_project:{model}", "--steps=10")
+        ran = trainer("--backend=jax", *flags, f"--run_dir={project / str(len(finals))}", cwd=project)
+        assert ("loss  what call() adds by add_loss()" in ran.stdout) == bool(finals)
+        finals.append(summary(project / str(len(finals)))["final"])
+    assert finals[0]["loss"] == finals[1]["loss"] == finals[2]["loss"]
+    assert ["accuracy" in final for final in finals] == [False, False, True]
 
 
 def test_a_metric_of_elements_of_one_s_own(project):

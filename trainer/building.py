@@ -104,6 +104,27 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
     return model, symbols(y), y_pred
 
 
+def adds_losses(model: keras.Model, x: Any) -> bool:
+    """Whether a model's layers add losses in training, by add_loss(); traced.
+
+    Args:
+      model: a built model.
+      x: Specs of an example.
+    """
+    found: list[Any] = []
+    training = {"training": True} if "training" in inspect.signature(model.call).parameters else {}
+
+    def call(trainable: list[Any], state: list[Any], x: Any) -> Any:
+        outputs, _, losses = model.stateless_call(trainable, state, x, return_losses=True, **training)
+        found.extend(losses)
+        return outputs
+
+    variables = model.trainable_variables, model.non_trainable_variables
+    values = [[keras.KerasTensor(v.shape, v.dtype) for v in some] for some in variables]
+    keras_backend.compute_output_spec(call, *values, symbols(x))
+    return len(found) > sum(v.regularizer is not None for v in model.trainable_variables)
+
+
 def symbols(specs: Any) -> Any:
     """Symbolic arrays of a batch of one example."""
     return map_structure(lambda spec: keras.KerasTensor((1, *spec.shape), str(spec.dtype)), specs)

@@ -14,6 +14,7 @@ from keras.src.trainers.compile_utils import CompileMetrics, get_loss
 from input_pipeline.dataset import Dataset
 from input_pipeline.labels import Labels
 from input_pipeline.source import map_structure, read
+from trainer.building import adds_losses
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.logits import gives_logits, takes_logits
@@ -31,7 +32,8 @@ def compile_model(
     Compiles it with the run's optimizer, so that callbacks and .keras files find it there.
 
     Loss and metrics are the model's own if it is compiled; else integer labels mean sparse
-    categorical cross-entropy, with accuracy, and no labels what call() adds by add_loss().
+    categorical cross-entropy, with accuracy. No labels mean what call() adds by add_loss(), and so
+    does, as in fit(), a model that adds some and is compiled without a loss.
 
     Raises:
       UserError: they are not known, or don't fit the labels.
@@ -40,7 +42,10 @@ def compile_model(
     labels = keras.tree.flatten(y)
     loss, loss_weights = given.get("loss"), given.get("loss_weights")
     metrics = _both(given.get("metrics"), given.get("weighted_metrics"))
-    if loss is None and labels:
+    adds = model.compiled and loss is None and bool(labels) and adds_losses(model, dataset.spec[0])
+    if adds and not metrics:
+        y, labels = (), []
+    if loss is None and labels and not adds:
         if len(labels) != 1 or not np.issubdtype(np.dtype(labels[0].dtype), np.integer):
             raise UserError(
                 "model",
@@ -106,6 +111,8 @@ def compile_model(
         known = [each for _, each in sorted(zip(names, known, strict=True), key=lambda pair: pair[0])]
     combined = Losses(config.model, found, weights, names, config.global_batch, places)
     doubts = {"loss": "" if loss is None else _try(combined, found, dataset, y, y_pred)}
+    if adds:
+        doubts["loss"] = "what call() adds by add_loss(), for the model is compiled without a loss for its labels"
     summed = CompileMetrics(None, in_floats(metrics), output_names=getattr(model, "output_names", None))
     summed = build_metrics(config, summed, dataset, y, y_pred)
     object.__setattr__(model, "_compile_metrics", summed)  # callbacks ask it whether more is better; not a layer's

@@ -90,6 +90,8 @@ class Losses:
 
     def _values(self, batch: Batch, outputs: list[Tensor]) -> list[tuple[float, Tensor, Masks]]:
         """Each loss: its factor, its values (b, ...), and the masks of those that count."""
+        if all(loss is None for loss in self._losses):
+            return []
         found, y, examples = [], batch["y"], _examples(batch)
         targets = keras.tree.flatten(y) if self._names is None else [y[name] for name in self._names]
         targets = targets or [None] * len(outputs)
@@ -105,7 +107,7 @@ class Losses:
                     f"has outputs {shapes(output)} for labels {shapes(target)}, which its loss {loss.name!r} does not "
                     f"take: {error}",
                     "let the last layers give what the loss compares with a label (is a Flatten missing?), "
-                    "or compile it with another loss",
+                    "or compile it with another loss; without one, if call() adds all of it by add_loss()",
                 ) from error
             masks = (get_keras_mask(output), get_keras_mask(values))
             if len(values.shape) and values.shape[0] is None:  # TensorFlow has lost sight of it
