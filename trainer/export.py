@@ -3,6 +3,7 @@
 import functools
 import pathlib
 import shutil
+import textwrap
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from trainer.config import Config
 from trainer.errors import OK
 from trainer.evaluate import restore
 from trainer.peers import Peers
+from trainer.randomness import is_seed
 from trainer.run_directory import RunDirectory
 
 _EXAMPLES = 8
@@ -28,9 +30,11 @@ def run(config: Config) -> int:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     with parts.program.averaged():
-        expected = parts.program.model(x, training=False)
-        _write_saved_model(parts.program.model, x, expected, temporary / "saved_model")
-        wrong = _write_keras(parts.program.model, x, expected, temporary / "model.keras")
+        model = parts.program.model
+        seeds = [keras.ops.convert_to_numpy(variable) for variable in _seeds(model)]
+        expected = _outputs(model, x, seeds)
+        _write_saved_model(model, x, expected, temporary / "saved_model")
+        wrong = _write_keras(model, x, expected, seeds, temporary / "model.keras")
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
     print(f"exported {path} to")
@@ -60,26 +64,44 @@ def _write_saved_model(model: keras.Model, x: Any, expected: Any, path: pathlib.
         raise RuntimeError(f"export: {path.name} computes something else than the model: they differ by {apart:g}")
 
 
-def _write_keras(model: keras.Model, x: Any, expected: Any, path: pathlib.Path) -> str:
+def _write_keras(model: keras.Model, x: Any, expected: Any, seeds: list[Any], path: pathlib.Path) -> str:
     """Writes a .keras file likewise. Returns why there is none, where Keras does not make the same model from it."""
-    model.save(path)
     try:
+        model.save(path)
         loaded = keras.models.load_model(path, compile=False)
     except (TypeError, ValueError, NotImplementedError) as error:
-        path.unlink()
+        path.unlink(missing_ok=True)
         own = sorted({type(v).__name__ for v in model._flatten_layers() if not type(v).__module__.startswith("keras.")})
         named = f" ({', '.join(own)})" if own else ""
+        reason = textwrap.shorten(str(error).strip().split("\n\n")[0].partition(" Full object")[0], 400)
         return (
-            f"Keras can't load it again: {str(error).strip().splitlines()[0]}\n  Fix: classes of your own{named} need "
+            f"Keras can't save it and load it again: {reason}\n  Fix: classes of your own{named} need "
             "@keras.saving.register_keras_serializable(), and a get_config() of all arguments"
         )
-    if apart := _apart(expected, loaded(x, training=False)):
+    if apart := _apart(expected, _outputs(loaded, x, seeds)):
         path.unlink()
         return (
             f"loaded again, it computes something else than the model, by {apart:g}\n  Fix: a layer's get_config() "
             "leaves something out; or it is of integers, and rounds where Keras merges its LoRA into it"
         )
     return ""
+
+
+def _outputs(model: keras.Model, x: Any, seeds: list[Any]) -> Any:
+    """What a model makes of examples; layers that draw random numbers in evaluation, too, begin and end at seeds."""
+
+    def begin() -> None:
+        for variable, value in zip(_seeds(model), seeds, strict=False):
+            variable.assign(value)
+
+    begin()
+    outputs = model(x, training=False)
+    begin()
+    return outputs
+
+
+def _seeds(model: keras.Model) -> list[keras.Variable]:
+    return [variable for variable in model.non_trainable_variables if is_seed(variable)]
 
 
 def _apart(expected: object, found: object) -> float:

@@ -21,6 +21,7 @@ from trainer.assembly import Assembly, assemble
 from trainer.config import Config
 from trainer.errors import OK
 from trainer.peers import Peers
+from trainer.randomness import is_seed
 
 EXAMPLES = 4
 _TOLERANCE = 1e-5  # relative; other batch sizes take other kernels, which round otherwise
@@ -168,7 +169,7 @@ def _summing(parts: Assembly) -> Callable[..., Any]:
 
 def _draws(parts: Assembly) -> bool:
     """Whether training draws random numbers: with other logical replicas they would be others."""
-    if not any(v.name == "seed_generator_state" for v in parts.program.model.non_trainable_variables):
+    if not any(map(is_seed, parts.program.model.non_trainable_variables)):
         return False
     sums = _summing(parts)
     return bool(sums(training=True).objective != sums(replica=1, training=True).objective)

@@ -12,6 +12,7 @@ import keras.src.random.seed_generator as keras_seeds
 import numpy as np
 
 from trainer.errors import UserError
+from trainer.randomness import is_seed
 
 
 @contextlib.contextmanager
@@ -62,7 +63,7 @@ def pure(model: keras.Model, flag: str) -> Iterator[None]:
                 if getattr(draw, "__self__", None) is generator:
                     stack.enter_context(mock.patch.object(module, name, of_host(draw)))
         yield
-    if drawn or any(variable.name == "seed_generator_state" for variable in strays):
+    if drawn or any(map(is_seed, strays)):
         raise UserError(
             "model",
             flag,

@@ -34,6 +34,11 @@ class Generator(NamedTuple):
     gamma_derivative: Callable[[Tensor, Tensor], Tensor]
 
 
+def is_seed(variable: keras.Variable) -> bool:
+    """Whether it is the state of a layer's seed generator."""
+    return str(variable.name) == "seed_generator_state"
+
+
 @contextlib.contextmanager
 def drawn_from(generator: Generator) -> Iterator[None]:
     """Within it, what layers draw by keras.random follows from their seeds and from `generator` alone."""

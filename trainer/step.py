@@ -22,7 +22,7 @@ from keras import ops
 from input_pipeline.pipeline import Batch
 from trainer import logits
 from trainer.purity import pure
-from trainer.randomness import Generator, drawn_from
+from trainer.randomness import Generator, drawn_from, is_seed
 from trainer.sums import NEVER, Counts, Outcome, Sums, Tensor, Totals
 from trainer.weighing import Losses, metric_weights
 
@@ -62,13 +62,13 @@ class Objective:
         # Where the parts of the totals' amounts end: objective, weight, gradients' norms, metrics.
         sizes = [1, 1, len(model.trainable_variables), *(value.size for value in self._metrics_start)]
         self._ends = list(itertools.accumulate(sizes))
-        self._is_seed = [v.name == "seed_generator_state" for v in model.non_trainable_variables]
+        self._is_seed = [is_seed(v) for v in model.non_trainable_variables]
 
     @property
     def state_variables(self) -> list[keras.Variable]:
         """Non-trainable variables but the seed generators': a seed follows from the step and replica."""
         variables = zip(self.model.non_trainable_variables, self._is_seed, strict=True)
-        return [v for v, is_seed in variables if not is_seed]
+        return [v for v, a_seed in variables if not a_seed]
 
     def __call__(
         self, trainable: list[Tensor], state: list[Tensor], batch: Batch, training: bool
@@ -90,7 +90,7 @@ class Objective:
                 self._losses.check(own_losses)
             objective, weight = self._losses(batch, y_pred, own_losses)
             metrics = self._metric_sums(batch["y"], y_pred, batch.get("weight"))
-        new_state = [v for v, is_seed in zip(non_trainable, self._is_seed, strict=True) if not is_seed]
+        new_state = [v for v, a_seed in zip(non_trainable, self._is_seed, strict=True) if not a_seed]
         sums = Sums(
             objective=objective,
             weight=weight,
@@ -119,8 +119,8 @@ class Objective:
     def _with_seeds(self, state: list[Tensor], key: Tensor) -> list[Tensor]:
         """All non-trainable values: seed generator j starts at the replica's key, offset by j."""
         values, remaining = [], iter(state)
-        for j, is_seed in enumerate(self._is_seed):
-            if is_seed:
+        for j, a_seed in enumerate(self._is_seed):
+            if a_seed:
                 dtype = self.model.non_trainable_variables[j].dtype
                 offset = ops.convert_to_tensor([j * _GOLDEN % 2**32, 0], dtype)
                 values.append(ops.cast(key, dtype) + offset)
