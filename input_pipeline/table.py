@@ -16,7 +16,7 @@ def load(data_dir: str, label: str, files: str = "*", columns: tuple[str, ...] =
     """Needs pyarrow: pip install 'onecurve[table]'.
 
     Args:
-      data_dir: directory of the files, .csv or .parquet.
+      data_dir: directory of the files, .csv or .parquet, or one of them.
       label: the column that is y: integers or words are classes; floats a number to predict.
       files: a glob in data_dir.
       columns: those that are x; all others by default.
@@ -33,7 +33,8 @@ def load(data_dir: str, label: str, files: str = "*", columns: tuple[str, ...] =
     except ImportError:
         raise DataError("it needs pyarrow: pip install 'onecurve[table]'") from None
     root = pathlib.Path(data_dir).expanduser()
-    paths = [root / p for p in sorted(glob.glob(files, root_dir=root)) if p.endswith((".csv", ".parquet"))]
+    found = [root] if root.is_file() else [root / p for p in sorted(glob.glob(files, root_dir=root))]
+    paths = [path for path in found if path.suffix in (".csv", ".parquet")]
     if not paths:
         raise DataError(f"no .csv or .parquet files match {files!r} in {root}")
     try:

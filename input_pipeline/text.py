@@ -39,14 +39,16 @@ def load(
     evaluation_examples: int = 512,
     tokenizer: str = "",
 ) -> Dataset:
-    """Every `held_out`-th file is for evaluation; files are joined, with a zero byte or an end token between.
+    """Every `held_out`-th file is for evaluation, of a single file so small a part of its tokens, the last.
+
+    Files are joined, with a zero byte or an end token between.
 
     Args:
-      data_dir: directory that `files` are looked for in; the standard library's if it is empty.
+      data_dir: directory that `files` are looked for in, or a file; the standard library's if it is empty.
       files: a glob; ** takes directories of any depth.
       context: tokens of an example.
-      held_out: one file in so many is held out.
-      evaluation_examples: number of windows taken from the held-out files, spread over them.
+      held_out: one file in so many is held out, or one token of a single file.
+      evaluation_examples: number of windows taken from what is held out, spread over it.
       tokenizer: file of a SentencePiece model, or directory of a KerasHub preset; without one, tokens are bytes.
 
     Returns:
@@ -55,19 +57,24 @@ def load(
     Raises:
       DataError: no files, or too short ones.
     """
-    root = pathlib.Path(data_dir or sysconfig.get_path("stdlib"))
-    paths = [root / p for p in _matching(files, root) if (root / p).is_file()]
-    if len(paths) < 2:
-        raise DataError(f"{len(paths)} files match {files!r} in {root}; one is to train on, one to evaluate on")
-    evaluation = paths[:: max(2, held_out)]
-    train = [p for i, p in enumerate(paths) if i % max(2, held_out)]
-    made = tokens.load(tokenizer)
-    windows = Windows(made.encode(evaluation), context)
-    if not len(windows):
-        raise DataError(f"the held-out files, {evaluation[0]} and so on, have fewer tokens than context={context}")
+    root = pathlib.Path(data_dir or sysconfig.get_path("stdlib")).expanduser()
+    paths = [root] if root.is_file() else [root / p for p in _matching(files, root) if (root / p).is_file()]
+    if not paths:
+        raise DataError(f"no files match {files!r} in {root}: name yours, such as text(files='**/*.txt')")
+    every, made = max(2, held_out), tokens.load(tokenizer)
+    if len(paths) == 1:
+        whole = made.encode(paths)
+        train, evaluation = np.split(whole, [max(0, len(whole) - max(context + 1, len(whole) // every))])
+    else:
+        train = made.encode([p for i, p in enumerate(paths) if i % every])
+        evaluation = made.encode(paths[::every])
+    for part, text in (("trained on", train), ("held out", evaluation)):
+        if len(text) <= context:
+            raise DataError(f"what is {part} of {paths[0]} and so on has fewer tokens than context={context}")
+    windows = Windows(evaluation, context)
     ids = np.unique(np.linspace(0, len(windows) - 1, evaluation_examples).astype(np.int64))
     held: Source = Subset(windows, ids)
-    return Dataset(Windows(made.encode(train), context), held, made.classes, decode=made.decode)
+    return Dataset(Windows(train, context), held, made.classes, decode=made.decode)
 
 
 def _matching(files: str, root: pathlib.Path) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from input_pipeline import arrays, digits, images, mixture, records, table
+from input_pipeline import arrays, digits, images, mixture, records, table, text
 from input_pipeline.cache import cached
 from input_pipeline.dataset import prepare
 from input_pipeline.source import Arrays, DataError, Subset, example_spec, read
@@ -250,6 +250,24 @@ def test_a_missing_value_is_told(tmp_path):
     (tmp_path / "rows.csv").write_text("a,b\n1,2\n3,\n")
     with pytest.raises(DataError, match="column 'b' has no value in row 1"):
         table.load(str(tmp_path), label="b")
+
+
+def test_a_single_file(tmp_path):
+    """Of a text its end is held out, so that no window of training reaches into it."""
+    poem = tmp_path / "poem.txt"
+    poem.write_bytes(bytes(range(200)))
+    for data in (text.load(str(poem), context=4, held_out=10), text.load(str(tmp_path), "*.txt", 4, held_out=10)):
+        x, y = data.train.read(np.arange(len(data.train)))
+        assert x.ravel().tolist() == list(range(176)) and y.max() == 176
+        assert data.evaluation.read(np.arange(len(data.evaluation)))[0].ravel().tolist() == list(range(180, 196))
+    with pytest.raises(DataError, match=r"no files match '\*\*/\*.py'.*text\(files="):
+        text.load(str(tmp_path))
+    with pytest.raises(DataError, match="fewer tokens than context=128"):
+        text.load(str(poem), context=128)
+    rows = tmp_path / "rows.csv"
+    rows.write_text("a,b\n1,2\n3,4\n")
+    pytest.importorskip("pyarrow")
+    assert len(table.load(str(rows), label="b", held_out=0.0).train) == 2
 
 
 def test_a_mixture_keeps_its_shares():
