@@ -14,7 +14,7 @@ from input_pipeline.dataset import Dataset
 from input_pipeline.order import fold
 from input_pipeline.source import DataError, Example
 
-_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp"}
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 _MOST_PIXELS = 64_000_000  # of one image: a small file may declare more than memory holds
 _ORIENTATION = 0x0112  # the tag by which a camera notes how it was held, and what turns the image upright then:
 _TURNS = {
@@ -151,7 +151,7 @@ def load(
       x uint8 (height, width, channels), y int32: the place of the class's folder in the alphabet.
 
     Raises:
-      DataError: no folders, no images, or other classes to evaluate on.
+      DataError: no folders, no images of a class, or other classes to evaluate on.
     """
     root = pathlib.Path(data_dir).expanduser()
     if not train and (root / "train").is_dir():
@@ -159,6 +159,11 @@ def load(
         evaluation = evaluation or next((n for n in ("test", "validation", "val") if (root / n).is_dir()), "")
     height, width = (size, size) if isinstance(size, int) else size
     paths, labels, classes = _files(root / train)
+    if without := sorted({*range(len(classes))} - {*labels.tolist()}):
+        raise DataError(
+            f"{root / train / classes[without[0]]} has no image ({', '.join(sorted(_SUFFIXES))}), and a folder is a "
+            "class: fill it, or remove it"
+        )
     if evaluation:
         held_paths, held_labels, held_classes = _files(root / evaluation)
         if held_classes != classes:

@@ -187,9 +187,12 @@ def test_damaged_images_are_told_or_skipped(damage, folders, tmp_path):
         assert "skipped, 1 of at most 1" in out and "007.png" in out
 
 
-def test_folders_without_images(tmp_path):
+def test_folders_without_images(folders, tmp_path):
     with pytest.raises(DataError, match="has no folder with images"):
-        images.load(str(tmp_path))
+        images.load(str(tmp_path / "none"))
+    (folders / "unfilled").mkdir()
+    with pytest.raises(DataError, match=r"unfilled has no image .*a folder is a class"):
+        images.load(str(folders))
 
 
 def test_randomness_of_augmentation_is_in_the_keys():
