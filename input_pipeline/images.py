@@ -154,7 +154,7 @@ def load(
       DataError: no folders, no images of a class, or other classes to evaluate on.
     """
     root = pathlib.Path(data_dir).expanduser()
-    if not train and (root / "train").is_dir():
+    if not train and any(path.is_dir() for path in (root / "train").glob("*")):  # or it is a class, of vehicles
         train = "train"
         evaluation = evaluation or next((n for n in ("test", "validation", "val") if (root / n).is_dir()), "")
     height, width = (size, size) if isinstance(size, int) else size

@@ -190,6 +190,8 @@ def test_damaged_images_are_told_or_skipped(damage, folders, tmp_path):
 def test_folders_without_images(folders, tmp_path):
     with pytest.raises(DataError, match="has no folder with images"):
         images.load(str(tmp_path / "none"))
+    (folders / "two").rename(folders / "train")
+    assert images.load(str(folders)).classes == 3
     (folders / "unfilled").mkdir()
     with pytest.raises(DataError, match=r"unfilled has no image .*a folder is a class"):
         images.load(str(folders))
