@@ -15,6 +15,7 @@ from input_pipeline.order import fold
 from input_pipeline.source import DataError, Example
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+_SPLITS = {"train", "test", "validation", "val"}
 _MOST_PIXELS = 64_000_000  # of one image: a small file may declare more than memory holds
 _ORIENTATION = 0x0112  # the tag by which a camera notes how it was held, and what turns the image upright then:
 _TURNS = {
@@ -154,7 +155,9 @@ def load(
       DataError: no folders, no images of a class, or other classes to evaluate on.
     """
     root = pathlib.Path(data_dir).expanduser()
-    if not train and any(path.is_dir() for path in (root / "train").glob("*")):  # or it is a class, of vehicles
+    folders = _folders(root)
+    # Beside other classes it may be one, of vehicles; beside a folder test alone it never is.
+    if not train and "train" in folders and (_folders(root / "train") or _SPLITS.issuperset(folders)):
         train = "train"
         evaluation = evaluation or next((n for n in ("test", "validation", "val") if (root / n).is_dir()), "")
     height, width = (size, size) if isinstance(size, int) else size
@@ -184,9 +187,14 @@ def load(
     return Dataset(found, source(held_paths, held_labels), len(classes), augment=augment)
 
 
+def _folders(root: pathlib.Path) -> list[str]:
+    """Names of the folders in one, without hidden ones."""
+    return sorted(p.name for p in root.iterdir() if p.is_dir() and p.name[:1] != ".") if root.is_dir() else []
+
+
 def _files(root: pathlib.Path) -> tuple[list[pathlib.Path], npt.NDArray[np.int32], list[str]]:
     """Files, their labels, and the names of the classes."""
-    classes = sorted(p.name for p in root.iterdir() if p.is_dir() and p.name[:1] != ".") if root.is_dir() else []
+    classes = _folders(root)
     found = [
         (p, i) for i, c in enumerate(classes) for p in sorted((root / c).rglob("*")) if p.suffix.lower() in _SUFFIXES
     ]

@@ -192,6 +192,11 @@ def test_folders_without_images(folders, tmp_path):
         images.load(str(tmp_path / "none"))
     (folders / "two").rename(folders / "train")
     assert images.load(str(folders)).classes == 3
+    flat = tmp_path / "flat"  # no classes, though two folders have images
+    for split, of in (("train", "one"), ("test", "nought")):
+        shutil.copytree(folders / of, flat / split)
+    with pytest.raises(DataError, match="train has no folder with images"):
+        images.load(str(flat))
     (folders / "unfilled").mkdir()
     with pytest.raises(DataError, match=r"unfilled has no image .*a folder is a class"):
         images.load(str(folders))

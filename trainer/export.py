@@ -91,6 +91,7 @@ def _outputs(model: keras.Model, x: Any, seeds: list[Any]) -> Any:
     """What a model makes of examples; layers that draw random numbers in evaluation, too, begin and end at seeds."""
 
     def begin() -> None:
+        # A model that was loaded with other seeds than the one that was saved is found by what it computes.
         for variable, value in zip(_seeds(model), seeds, strict=False):
             variable.assign(value)
 

@@ -43,7 +43,7 @@ def compile_model(
     loss, loss_weights = given.get("loss"), given.get("loss_weights")
     metrics = _both(given.get("metrics"), given.get("weighted_metrics"))
     adds = model.compiled and loss is None and bool(labels) and adds_losses(model, dataset.spec[0])
-    if adds and not metrics:
+    if adds and not metrics:  # nothing compares labels with outputs, so they need not fit
         y, labels = (), []
     if loss is None and labels and not adds:
         if len(labels) != 1 or not np.issubdtype(np.dtype(labels[0].dtype), np.integer):
