@@ -22,12 +22,12 @@ _CASES = {  # model: dataset, global batch, steps
 }
 
 
-def main(name: str, rounds: int) -> None:
+def main(name: str = "jax", rounds: str = "7") -> None:
     """Measures two and four devices, in processes of their own, and records them."""
     rows = []
     for model, (_, batch, _) in _CASES.items():
         for devices in (2, 4):
-            command = [sys.executable, "-m", "benchmarks.exact_cost", "measure", name, model, str(devices), str(rounds)]
+            command = [sys.executable, "-m", "benchmarks.exact_cost", "measure", name, model, str(devices), rounds]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             exact, default, *ratios = json.loads(done.stdout.splitlines()[-1])
             found = Ratio(*ratios)
@@ -75,7 +75,7 @@ def measure(name: str, model: str, devices: int, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "measure":
+    if sys.argv[1:2] == ["measure"]:
         measure(*sys.argv[2:4], *map(int, sys.argv[4:]))
     else:
-        main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 7)
+        main(*sys.argv[1:])

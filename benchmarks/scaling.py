@@ -1,6 +1,6 @@
 """What do more devices cost where the cores stay the same? One is the ideal, for they share the processors.
 
-python -m benchmarks.scaling tensorflow|jax
+python -m benchmarks.scaling [tensorflow|jax]
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _WAYS = {"ours": "", "zero1": ", --layout=zero1", "exact": ", exact (the tree's 
 _TARGETS = {"jax": {2: 1.10, 4: 1.35, 8: 2.0}, "tensorflow": {2: 1.40}}
 
 
-def main(backend: str) -> None:
+def main(backend: str = "jax") -> None:
     """Measures one device and more in processes of their own, which take turns, each beside Keras's own way."""
     others = page.busy()  # asked before, for eight devices' threads are many, too
     with contextlib.ExitStack() as stack:
@@ -154,7 +154,7 @@ def measure(backend_name: str, devices: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "measure":
+    if sys.argv[1:2] == ["measure"]:
         measure(sys.argv[2], int(sys.argv[3]))
     else:
-        main(sys.argv[1])
+        main(*sys.argv[1:])

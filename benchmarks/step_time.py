@@ -1,6 +1,6 @@
 """Does a step cost what its arithmetic costs? Beside keras.Model.fit and a loop written by hand.
 
-python -m benchmarks.step_time tensorflow|jax
+python -m benchmarks.step_time [tensorflow|jax]
 
 On JAX it needs no TensorFlow: on a machine without, one rival is left out.
 """
@@ -38,7 +38,7 @@ def by_xla(input_shape: tuple[int, ...], classes: int, units: int = 256, depth: 
     return model
 
 
-def main(name: str) -> None:
+def main(name: str = "jax") -> None:
     """Times all cases and records them."""
     backend.prepare(name)
     with backend.quiet():
@@ -211,4 +211,4 @@ def _loop_in_tensorflow(model: Any, x: Any, y: Any, batch: int) -> Callable[[], 
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

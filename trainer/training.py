@@ -228,10 +228,10 @@ class Training:
                 copies.compare(self.parts, self.step, self.recovery)
             memories = self._callbacks.memory(), self._guard.memory
             progress = Progress(self._totals, self._fed(), *memories, self.stopped, sorted(self.owed))
-            before = self._ledger.seconds.get("save", 0.0)
-            with self._ledger("save"):
+            began = self.clock.now()
+            with self._ledger("last save" if self.ended else "save"):  # the last one holds no steps up
                 self.recovery.save(progress, evaluation, due, self.ended)
-            self._stalls.append(self._ledger.seconds["save"] - before)
+            self._stalls.append(self.clock.now() - began)
         if self.ended and (trouble := self.recovery.settle(last=True)):
             raise self._guard.error(trouble, self.recovery.last_good)
 
