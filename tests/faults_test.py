@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 
+import h5py
+import numpy as np
 import pytest
 
 from tests.lab import container, lab
@@ -180,6 +182,16 @@ def test_a_parameter_server_s_worker_may_die(tmp_path):
     assert out.count("[0]       run ") == 1  # one start of the chief
     assert "Failed to remove function" not in out.partition(" done at ")[2]  # of workers that have left
     assert summary(run)["step"] == 300 and summary(run)["final"]["test_accuracy"] > 0.9
+
+
+def test_workers_update_a_variable_one_after_the_other(tmp_path):
+    """Adam moves a weight by some thousandths a step; between two workers it leapt by thousands."""
+    flags = ("--strategy=parameter_server", "--model=tests.faulty:linear", "--dataset=tests.faulty:rare")
+    flags += ("--global_batch=32", "--steps=400", "--save_every=400", f"--run_dir={tmp_path / 'run'}")
+    finished(launch(*flags, processes=4, servers=2))
+    with h5py.File(tmp_path / "run" / "checkpoints" / "00000400" / "model.weights.h5") as file:
+        kernel = np.array(file["layers/dense/vars/0"])
+    assert 0.1 < np.max(np.abs(kernel)) < 2
 
 
 @long

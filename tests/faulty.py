@@ -1,4 +1,4 @@
-"""A callback with which process 1 fails once: raises, or is stuck."""
+"""Callbacks with which processes fail, and models and data by which they do."""
 
 import json
 import os
@@ -22,6 +22,19 @@ class Uneven:
 
 def uneven():
     return type("Data", (), {"train": Uneven(), "evaluation": Uneven(), "classes": 10})
+
+
+def rare():
+    """Of 2,000 inputs each example has one, so that most of a kernel's gradient is zero; labels are large."""
+    ids = np.random.default_rng(0).integers(0, 2000, 3200)
+    examples = np.eye(2000, dtype=np.float32)[ids], np.where(ids % 2, 1e3, -1e3).astype(np.float32)[:, None]
+    return type("Data", (), {"train": examples})
+
+
+def linear(input_shape):
+    model = keras.Sequential([keras.Input(input_shape), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model
 
 
 class Fail(keras.callbacks.Callback):

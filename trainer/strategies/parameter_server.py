@@ -20,6 +20,7 @@ from trainer.cluster import Cluster, resolve
 from trainer.config import Config
 from trainer.connection import Connection, listen
 from trainer.errors import OK, PEER_LOST, UserError
+from trainer.optimizers import each_of
 from trainer.program import Program
 from trainer.strategies.base import Block
 from trainer.strategies.tf_distribute import TFDistribute
@@ -137,6 +138,8 @@ class ParameterServer(TFDistribute):
 
     def compile(self, program: Program) -> None:
         super().compile(program)
+        for optimizer in each_of(program.optimizer):
+            _update_one_at_a_time(optimizer)
         self._train_on_worker = self._on_worker(self._train_step)
         self._evaluate_on_worker = self._on_worker(self._evaluate_step)
 
@@ -178,3 +181,30 @@ class ParameterServer(TFDistribute):
     def _on_worker(self, step: Any) -> Any:
         """A function of a block of one step that a worker runs."""
         return tf.function(lambda block: self._first_device(self._strategy.run(step, (block, 0))), autograph=False)
+
+
+def _update_one_at_a_time(optimizer: Any) -> None:
+    """Has a variable and its slots updated by one worker at a time.
+
+    Between two workers, Adam's first moment can have a gradient that its second has not: where that was zero so far,
+    the step is some 100,000 times too long. A lock is taken when the gradient has come, and on the variable's server:
+    a worker that dies holds none.
+    """
+    sections = []
+    for variable in optimizer._trainable_variables:
+        with tf.device(variable.value.device):
+            sections.append(tf.CriticalSection(shared_name=f"{optimizer.name}/{variable.path}"))
+    update = optimizer.update_step
+
+    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+        def critical() -> Any:
+            graph = tf.compat.v1.get_default_graph()
+            before = len(graph.get_operations())
+            update(gradient, variable, learning_rate)
+            with tf.control_dependencies(graph.get_operations()[before:]):
+                return tf.constant(0)  # which the lock is given back for
+
+        section = sections[optimizer._get_variable_index(variable)]
+        section.execute(critical, exclusive_resource_access=False)  # all read the step's number
+
+    optimizer.update_step = update_step
