@@ -79,7 +79,7 @@ def run(config: Config, steps: int) -> "Iterator[tuple[Assembly, Callable[[], fl
                 for end in training.clock.chunks(first, first + length):
                     training.advance(block, training.step - first, end)
                     training.do_what_is_due()
-            np.asarray(training._totals.counts)  # what is in flight is this side's, too
+            np.asarray(training.in_flight.counts)  # what is in flight is this side's, too
             return float(training.step)
 
         yield parts, once

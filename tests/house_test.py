@@ -74,6 +74,7 @@ FLOORS = {
     "trainer.input": 4,
     "trainer.printout": 4,
     "trainer.train": 4,
+    "trainer.log": 4,
     "trainer.training": 4,
     "trainer.evaluate": 4,
     "trainer.doctor": 4,

@@ -10,9 +10,13 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # which reads intervals by this module
+    from trainer.config import Config
 
 _BETWEEN_STOPS = 1.0  # seconds, about
+_TELL_EVERY = "1s"  # until then, lines of the log may wait
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -63,6 +67,16 @@ class Clock:
     marks: Sequence[int] = ()
     now: Callable[[], float] = time.monotonic
     most: int = 1
+
+    @classmethod
+    def of(cls, config: "Config", steps: int, examples: int) -> "Clock":
+        """The clock of a run of so many steps and training examples."""
+        cadences = {name: getattr(config, f"{name}_every") for name in ("log", "evaluate", "save", "keep")}
+        cadences["tell"] = _TELL_EVERY
+        if config.callbacks:
+            cadences["epoch"] = "1epoch"
+        intervals = {name: Interval.parse(text) for name, text in cadences.items()}
+        return cls(steps, examples, config.global_batch, intervals, config.profile_range() or ())
 
     def __post_init__(self) -> None:
         self._last = dict.fromkeys(self.intervals, self.now())

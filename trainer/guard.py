@@ -36,6 +36,11 @@ class Guard:
         """What a later start needs to know: JSON."""
         return {"losses": self._losses, "in_a_row": self._in_a_row}
 
+    @property
+    def steers(self) -> bool:
+        """Whether the steps that follow a line of the log depend on it."""
+        return self._policy.name == "rollback" or bool(self._policy.spike)
+
     def unhealthy(self, totals: Totals) -> str:
         """The first step whose loss or gradients were not finite, and its examples, in words; '' if none."""
         step = totals.counted.unhealthy

@@ -87,10 +87,18 @@ class Program:
         """Steps done, as the optimizer counts them."""
         return int(keras.ops.convert_to_numpy(self.optimizer.iterations))
 
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of the step after so many, of several optimizers the first's."""
+        first = optimizers.each_of(self.optimizer)[0]
+        schedule = first._learning_rate
+        if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule) or self.scales_loss:
+            return float(keras.ops.convert_to_numpy(first.learning_rate))
+        return float(keras.ops.convert_to_numpy(schedule(keras.ops.convert_to_tensor(step))))
+
     @property
-    def learning_rate(self) -> float:
-        """Learning rate of the next step, of several the first."""
-        return float(keras.ops.convert_to_numpy(optimizers.each_of(self.optimizer)[0].learning_rate))
+    def scales_loss(self) -> bool:
+        """Whether the optimizer scales the loss, and skips steps whose gradients overflow by it."""
+        return hasattr(self.optimizer, "dynamic_scale")
 
     @property
     def variables(self) -> dict[str, keras.Variable]:

@@ -67,7 +67,7 @@ class Reporting:
         self._live = self._stream.isatty()
         self._metrics, self.last = _continued(directory.metrics, step)
         self._board = Board(directory.tensorboard, step)
-        self._since = {"step": step, "time": time.monotonic(), **self._booked()}
+        self._since = {"step": step, **_booked(ledger.table())}
         self._first_step, self._started = step, time.monotonic()
         self._flops = self._peak = 0.0
         self._told = set[str]()  # causes of lost time
@@ -120,13 +120,7 @@ class Reporting:
         """From now on the log tells FLOP/s, and their share of the peak: FLOPs of a step; FLOP/s of all devices."""
         self._flops, self._peak = flops, peak
 
-    def _booked(self) -> dict[str, float]:
-        """Seconds of this start so far that were spent waiting for data, and on other than steps."""
-        seconds = self._ledger.table()
-        pause = sum(value for purpose, value in seconds.items() if purpose not in (*_DATA, "step", "compile"))
-        return {"data": sum(seconds.get(purpose, 0.0) for purpose in _DATA), "pause": pause}
-
-    def log(self, step: int, metrics: dict[str, float], facts: Mapping[str, Any]) -> None:
+    def log(self, step: int, metrics: dict[str, float], facts: Mapping[str, Any], table: Mapping[str, float]) -> None:
         """Reports the steps since the last call.
 
         Args:
@@ -135,9 +129,10 @@ class Reporting:
           facts: 'learning_rate' of the next step; 'ids', checksum of the examples of those steps, by which `audit`
             proves the data order; 'gradient_norms' by layer; perhaps 'save_stall', the longest that a save held the
             training up, in seconds.
+          table: seconds of this start when the steps were done, by purpose.
         """
-        since, now, booked = self._since, time.monotonic(), self._booked()
-        steps, seconds = step - since["step"], now - since["time"] - (booked["pause"] - since["pause"])
+        since, booked = self._since, _booked(table)
+        steps, seconds = step - since["step"], booked["training"] - since["training"]
         waited = (booked["data"] - since["data"]) / seconds if seconds > 0 else 0.0
         speed = {
             "examples_per_second": steps * self._config.global_batch / seconds if seconds > 0 else 0.0,
@@ -146,7 +141,7 @@ class Reporting:
         if self._flops and seconds > 0:
             speed["flops_per_second"] = self._flops * steps / seconds
             speed["mfu"] = speed["flops_per_second"] / self._peak
-        self._since = {"step": step, "time": now, **booked}
+        self._since = {"step": step, **booked}
         self.note(step, {**metrics, **facts, **speed})
         sides = {name: "validation" if name.startswith("val_") else "train" for name in metrics}
         norms = facts["gradient_norms"]
@@ -189,6 +184,12 @@ class Reporting:
         """Closes the files."""
         self._metrics.close()
         self._board.close()
+
+
+def _booked(table: Mapping[str, float]) -> dict[str, float]:
+    """Of the seconds of a start by purpose, those that were spent on training, and of these on waiting for data."""
+    data = sum(table.get(purpose, 0.0) for purpose in _DATA)
+    return {"data": data, "training": data + sum(table.get(purpose, 0.0) for purpose in ("step", "compile"))}
 
 
 def _continued(path: pathlib.Path, step: int) -> tuple[Appender, dict[str, float]]:

@@ -2,26 +2,27 @@
 
 import contextlib
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import keras
-import numpy as np
 
 from trainer import callbacks as keras_callbacks
 from trainer import copies, printout
 from trainer.assembly import Assembly
-from trainer.clock import Clock, Interval
+from trainer.clock import Clock
 from trainer.errors import UserError
 from trainer.evaluation import BrokenOff
 from trainer.guard import Guard
 from trainer.health import Health
 from trainer.history import History
 from trainer.ledger import Ledger
+from trainer.log import Line, Log
 from trainer.preemption import Preemption
 from trainer.recovery import Progress, Recovery, Restored
 from trainer.reporting import Nothing, Reporting
 from trainer.run_directory import RunDirectory
-from trainer.sums import NEVER
+from trainer.sums import Totals
 from trainer.utilization import Utilization
 from trainer.validation import Validation
 
@@ -38,30 +39,23 @@ class Training:
     def __init__(self, parts: Assembly, directory: RunDirectory, ledger: Ledger) -> None:
         self.parts, self._directory, self._ledger = parts, directory, ledger
         config, chief = parts.config, parts.peers.cluster.is_chief
-        intervals = {name: getattr(config, f"{name}_every") for name in ("log", "evaluate", "save", "keep")}
-        if config.callbacks:
-            intervals["epoch"] = "1epoch"
-        self.clock = Clock(
-            parts.steps,
-            len(parts.dataset.train),
-            config.global_batch,
-            {name: Interval.parse(text) for name, text in intervals.items()},
-            config.profile_range() or (),
-        )
+        self.clock = Clock.of(config, parts.steps, len(parts.dataset.train))
         kept = functools.partial(self.clock.falls_on, "keep")
         self.recovery = Recovery(config, directory, parts.program, parts.peers, parts.probe, kept)
         self._preemption = Preemption(directory.deadline, chief)
         with ledger("restore"):
             restored = self._restore()
         self.step, progress = restored.step, restored.progress
-        self._totals, self.stopped = progress.totals, progress.stopped
+        self.stopped = progress.stopped
         self._guard = Guard(config, parts.dataset.train, progress.guard)
+        # Lines of the log may wait for others, unless what follows depends on them.
+        self._may_wait = not (config.callbacks or self._guard.steers or parts.program.scales_loss)
         self.pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
-        self._ids, self._ids_before = 0, progress.ids  # checksums of the examples since the last line of the log
-        self._compiled = self._tracing = False
+        self._log = Log(parts, self.pipeline, ledger, progress.totals, progress.ids)
+        self.in_flight: Totals | None = None  # of the last chunk
+        self._tracing = False
         self.told, self._pace = 0, 1  # told: what all have agreed to obey; pace: see the clock
         self.owed = set(progress.owed)  # what was due when the start before was told to stop
-        self._stalls: list[float] = []  # seconds that saves since the last line of the log held the training up
         self.health, self.utilization = Health(parts, ledger), Utilization(parts, self.step)
         self._validation = Validation(parts, ledger, self.is_told)
         self.reporting: Reporting | Nothing = Nothing()
@@ -106,41 +100,48 @@ class Training:
 
     def advance(self, block: Any, first: int, end: int) -> None:
         """Runs the steps up to `end` on a block, the first of them being the block's `first`."""
-        before, begin, steps = self._totals, self.clock.now(), end - self.step
-        with self._ledger("step" if self._compiled else "compile"):
-            self._totals = self.parts.strategy.train(block, first, steps, self.step, before)
+        begin, steps = self.clock.now(), end - self.step
+        with self._ledger("step" if self.in_flight else "compile"):
+            totals = self.parts.strategy.train(block, first, steps, self.step, self._log.totals)
             # At most one chunk is in flight: the host runs ahead by no more, the device never waits.
-            keras.ops.convert_to_numpy((before if self._compiled else self._totals).counts)
+            keras.ops.convert_to_numpy((self.in_flight or totals).counts)
         self._pace = self.clock.pace(steps, begin)
-        self._ids += self.pipeline.fed(self.step, end)
+        self._log.add(totals, self.step, end)
         self.step = self.parts.peers.step = end
-        if not self._compiled:
-            self._compiled = True
+        if not self.in_flight:
             self.reporting.started(end)
+        self.in_flight = totals
 
     def do_what_is_due(self) -> None:
         """Everything that happens between steps, in one place and one order; what is broken off is owed."""
         due, trouble = self._agreed(self.clock.due(self.step) | self.owed)
         last = self.step >= self.parts.steps
         logs = last or bool(due & {"log", "evaluate", "epoch"})
-        metrics, evaluation = dict[str, float](), dict[str, float]()
         self._profile()
+        line = self._log.line(self.step)
+        if logs:
+            self._log.begin()
+        elif not self._log.waits:
+            due.discard("tell")
+        if not (due - {"log"} or trouble or self.ended) and (self._may_wait or not logs):
+            if logs:
+                self._log.wait(line)
+            return
+        trouble = trouble or self._tell_what_waits()
         with self._ledger("step"):  # whose end may have to be waited for
-            if (due or self.ended) and any(self._totals.counted[:2]):
-                self._totals = self._totals.on_host()  # once, for all that ask
-                metrics = self.parts.program.objective.results(self._totals)
-                trouble = trouble or self._trouble(metrics["loss"], logs)
-        if trouble:
-            self._go_back(trouble)
-            metrics = {}
-        self.owed = due | {"evaluate"}
+            line = self._log.fetched(line)
+        if trouble := trouble or self._trouble(line, logs):
+            self._go_back(trouble, line)
+            line = line._replace(metrics={})
+        evaluation = dict[str, float]()
+        self.owed = due - {"tell"} | {"evaluate"}
         with contextlib.suppress(BrokenOff):
             if "evaluate" in due or last:
                 evaluation = self._validation.run(self.step, self.reporting)
-            if metrics and logs:
-                self._log(metrics | evaluation)
+            if line.metrics and logs:
+                self._tell(line, evaluation)
             if "epoch" in due:
-                self._end_epoch(metrics)
+                self._end_epoch(line.metrics)
             self.stopped |= any(self.parts.peers.gather(bool(self.parts.program.model.stop_training)))
             self.owed = {"evaluate"}
             if self.stopped and not evaluation:  # it may have ended within an epoch
@@ -148,17 +149,16 @@ class Training:
             self.owed = set()
         self.save(evaluation, due=bool(due & {"save", "keep"}) or self.ended)
 
-    def _trouble(self, loss: float, logged: bool) -> str:
-        """What is wrong with the steps since the last line of the log, in words; '' if nothing is."""
-        unhealthy = self._guard.unhealthy(self._totals)
-        if unhealthy and self.parts.program.objective.skips:
-            self.reporting.say(f"skipped: {unhealthy}")
+    def _trouble(self, line: Line, logged: bool = True) -> str:
+        """What is wrong with the steps of a line of the log, or of its first part, in words; '' if nothing is."""
+        unhealthy = self._guard.unhealthy(line.totals)
+        if self.parts.program.objective.skips:
+            if unhealthy and logged:
+                self.reporting.say(f"skipped: {unhealthy}")
             unhealthy = ""
-            counts = self._totals.counted._replace(unhealthy=NEVER)
-            self._totals = self._totals._replace(counts=np.array(counts, np.int32))
-        return unhealthy or (self._guard.leaps(self.step, loss) if logged else "")
+        return unhealthy or (self._guard.leaps(line.step, line.metrics["loss"]) if line.metrics and logged else "")
 
-    def _go_back(self, trouble: str) -> None:
+    def _go_back(self, trouble: str, line: Line) -> None:
         """Goes on with the variables of the last good checkpoint; the steps since then count as done."""
         nth = self._guard.go_back()
         with self._ledger("roll back"):
@@ -166,9 +166,9 @@ class Training:
             if step is None:
                 raise self._guard.error(trouble, self.recovery.last_good)
             self.parts.program.optimizer.iterations.assign(self.step)
-        self._totals = self.parts.program.objective.no_totals()
+        self._log.begin()
         self.reporting.say(f"rolled back: {trouble}; steps {step + 1} to {self.step} are left out")
-        self.reporting.note(self.step, {"rolled_back_to": step, "why": trouble, "ids": f"{self._take_ids():016x}"})
+        self.reporting.note(self.step, {"rolled_back_to": step, "why": trouble, "ids": self._log.ids(line)})
 
     def _agreed(self, due: set[str]) -> tuple[set[str], str]:
         """What the chief finds due, for clocks differ; and the first variable that was not finite in any process.
@@ -188,17 +188,21 @@ class Training:
         self.told = max(self.parts.peers.gather(self._preemption.told))
         return bool(self.told)
 
-    def _log(self, metrics: dict[str, float]) -> None:
-        facts: dict[str, Any] = {"learning_rate": self.parts.program.learning_rate, "ids": f"{self._take_ids():016x}"}
-        facts["gradient_norms"] = self.parts.program.objective.gradient_norms(self._totals)
-        if self._stalls:
-            facts["save_stall"], self._stalls = max(self._stalls), []
-        if skipped := self._totals.counted.skipped:
-            facts["skipped"] = skipped
-        self.reporting.log(self.step, metrics, facts)
+    def _tell_what_waits(self) -> str:
+        """Tells the lines of the log that wait, up to the first with trouble, which it returns in words."""
+        with self._ledger("step"):
+            lines = self._log.waited()
+        for line in lines:
+            if trouble := self._trouble(line):
+                return trouble
+            self._tell(line)
+        return ""
+
+    def _tell(self, line: Line, evaluation: Mapping[str, float] | None = None) -> None:
+        metrics = {**line.metrics, **(evaluation or {})}
+        self.reporting.log(line.step, metrics, self._log.facts(line), line.seconds)
         with self._ledger("callbacks"):
-            self._callbacks.on_train_batch_end(self.step - 1, metrics)
-        self._totals = self.parts.program.objective.no_totals()
+            self._callbacks.on_train_batch_end(line.step - 1, metrics)
         self.health.look()
         self.reporting.loses(self.step, self.health.verdict(self._ledger.table()))
         self.utilization.measure(self.reporting, self._ledger)
@@ -210,28 +214,20 @@ class Training:
             self._callbacks.on_epoch_end(epoch - 1, metrics | self._validation.metrics)
             self._callbacks.on_epoch_begin(epoch)
 
-    def _take_ids(self) -> int:
-        """Checksum of the examples since the last line of the log, which a new line begins."""
-        ids = self._fed()
-        self._ids = self._ids_before = 0
-        return ids
-
-    def _fed(self) -> int:
-        """Checksum of the ids that all processes were fed since the last line; a share may be fed to several."""
-        gathered = self.parts.peers.gather([self.pipeline.shares[0].start, self._ids])
-        return (self._ids_before + sum({first: ids for first, ids in gathered}.values())) % 2**64
-
     def save(self, evaluation: dict[str, float], due: bool = True) -> None:
         """Saves where the run stands, unless that is in doubt; at a start's end, waits until it is written."""
+        if trouble := self._tell_what_waits():  # where it was told to stop while it waited for data
+            raise self._guard.error(trouble, self.recovery.last_good)
         if (due or evaluation) and (self.step >= self.parts.steps or not self._guard.in_doubt):
             if due:
                 copies.compare(self.parts, self.step, self.recovery)
             memories = self._callbacks.memory(), self._guard.memory
-            progress = Progress(self._totals, self._fed(), *memories, self.stopped, sorted(self.owed))
+            line = self._log.line(self.step)
+            progress = Progress(line.totals, self._log.checksum(line), *memories, self.stopped, sorted(self.owed))
             began = self.clock.now()
             with self._ledger("last save" if self.ended else "save"):  # the last one holds no steps up
                 self.recovery.save(progress, evaluation, due, self.ended)
-            self._stalls.append(self.clock.now() - began)
+            self._log.stalled(self.clock.now() - began)
         if self.ended and (trouble := self.recovery.settle(last=True)):
             raise self._guard.error(trouble, self.recovery.last_good)
 

@@ -1,0 +1,113 @@
+"""Lines of the log: what the steps since the line before come to."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from input_pipeline.pipeline import Pipeline
+from trainer.assembly import Assembly
+from trainer.ledger import Ledger
+from trainer.sums import Totals
+
+
+class Line(NamedTuple):
+    """What is known of some steps.
+
+    Attributes:
+      step: steps done.
+      totals: of the steps since the line before.
+      ids: checksums of their examples: of all processes before this start, and of this one since.
+      stalls: seconds that saves since the line before held the training up.
+      seconds: of this start so far, by purpose.
+      metrics: what the totals come to; {} of no steps.
+    """
+
+    step: int
+    totals: Totals
+    ids: tuple[int, int]
+    stalls: Sequence[float]
+    seconds: dict[str, float]
+    metrics: dict[str, float] = {}
+
+
+class Log:
+    """The steps since the last line, and the lines that wait to be told together.
+
+    A line of its own takes several times as long to tell as one of many, and the devices stand still for it.
+
+    Args:
+      parts: of the run.
+      pipeline: what the steps are fed by.
+      ledger: of this start.
+      totals: of the steps before this start that no line has told.
+      ids: checksum of their examples.
+    """
+
+    def __init__(self, parts: Assembly, pipeline: Pipeline, ledger: Ledger, totals: Totals, ids: int) -> None:
+        self._parts, self._pipeline, self._ledger = parts, pipeline, ledger
+        self.totals = totals
+        self._ids_before, self._ids = ids, 0
+        self._stalls: list[float] = []
+        self._waiting: list[Line] = []
+
+    def add(self, totals: Totals, first: int, end: int) -> None:
+        """Notes new totals, to which the steps `first` to `end` were added."""
+        self.totals = totals
+        self._ids += self._pipeline.fed(first, end)
+
+    def stalled(self, seconds: float) -> None:
+        """Notes how long a save held the training up."""
+        self._stalls.append(seconds)
+
+    def line(self, step: int) -> Line:
+        """The steps since the last line, as they stand."""
+        ids = self._ids_before, self._ids
+        return Line(step, self.totals, ids, self._stalls, self._ledger.table())
+
+    def begin(self) -> None:
+        """Begins a new line."""
+        self.totals = self._parts.program.objective.no_totals()
+        self._ids = self._ids_before = 0
+        self._stalls = []
+
+    def wait(self, line: Line) -> None:
+        """Keeps a line until others are told."""
+        self._waiting.append(line)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a line does."""
+        return bool(self._waiting)
+
+    def waited(self) -> list[Line]:
+        """The lines that have waited, fetched."""
+        lines, self._waiting = self._waiting, []
+        return [self.fetched(line) for line in lines]
+
+    def fetched(self, line: Line) -> Line:
+        """A line with its totals on the host, and its metrics."""
+        totals = line.totals.on_host()
+        metrics = self._parts.program.objective.results(totals) if any(totals.counted[:2]) else {}
+        return line._replace(totals=totals, metrics=metrics)
+
+    def facts(self, line: Line) -> dict[str, Any]:
+        """What metrics.jsonl says of a line beside its metrics; all processes call it together."""
+        facts: dict[str, Any] = {
+            "learning_rate": self._parts.program.learning_rate(line.step),
+            "ids": self.ids(line),
+            "gradient_norms": self._parts.program.objective.gradient_norms(line.totals),
+        }
+        if line.stalls:
+            facts["save_stall"] = max(line.stalls)
+        if skipped := line.totals.counted.skipped:
+            facts["skipped"] = skipped
+        return facts
+
+    def ids(self, line: Line) -> str:
+        """The checksum in words; all processes call it together."""
+        return f"{self.checksum(line):016x}"
+
+    def checksum(self, line: Line) -> int:
+        """Of the ids that all processes were fed; they call it together. A share may be fed to several."""
+        before, own = line.ids
+        gathered = self._parts.peers.gather([self._pipeline.shares[0].start, own])
+        return (before + sum({first: ids for first, ids in gathered}.values())) % 2**64
