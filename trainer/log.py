@@ -8,6 +8,8 @@ from trainer.assembly import Assembly
 from trainer.ledger import Ledger
 from trainer.sums import Totals
 
+_MOST = 100  # lines that wait
+
 
 class Line(NamedTuple):
     """What is known of some steps.
@@ -32,7 +34,7 @@ class Line(NamedTuple):
 class Log:
     """The steps since the last line, and the lines that wait to be told together.
 
-    A line of its own takes several times as long to tell as one of many, and the devices stand still for it.
+    A line told alone takes two or three times as long as one of many, and the devices stand still for it.
 
     Args:
       parts: of the run.
@@ -40,10 +42,13 @@ class Log:
       ledger: of this start.
       totals: of the steps before this start that no line has told.
       ids: checksum of their examples.
+      patient: whether lines may wait; not where the next steps depend on them.
     """
 
-    def __init__(self, parts: Assembly, pipeline: Pipeline, ledger: Ledger, totals: Totals, ids: int) -> None:
-        self._parts, self._pipeline, self._ledger = parts, pipeline, ledger
+    def __init__(
+        self, parts: Assembly, pipeline: Pipeline, ledger: Ledger, totals: Totals, ids: int, patient: bool
+    ) -> None:
+        self._parts, self._pipeline, self._ledger, self._patient = parts, pipeline, ledger, patient
         self.totals = totals
         self._ids_before, self._ids = ids, 0
         self._stalls: list[float] = []
@@ -69,9 +74,12 @@ class Log:
         self._ids = self._ids_before = 0
         self._stalls = []
 
-    def wait(self, line: Line) -> None:
-        """Keeps a line until others are told."""
-        self._waiting.append(line)
+    def keeps(self, line: Line) -> bool:
+        """Keeps a line until others are told, too, if it may wait; returns whether it does."""
+        if self._patient and len(self._waiting) < _MOST:
+            self._waiting.append(line)
+            return True
+        return False
 
     @property
     def waits(self) -> bool:

@@ -48,10 +48,9 @@ class Training:
         self.step, progress = restored.step, restored.progress
         self.stopped = progress.stopped
         self._guard = Guard(config, parts.dataset.train, progress.guard)
-        # Lines of the log may wait for others, unless what follows depends on them.
-        self._may_wait = not (config.callbacks or self._guard.steers or parts.program.scales_loss)
         self.pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
-        self._log = Log(parts, self.pipeline, ledger, progress.totals, progress.ids)
+        patient = not (config.callbacks or self._guard.steers or parts.program.scales_loss)
+        self._log = Log(parts, self.pipeline, ledger, progress.totals, progress.ids, patient)
         self.in_flight: Totals | None = None  # of the last chunk
         self._tracing = False
         self.told, self._pace = 0, 1  # told: what all have agreed to obey; pace: see the clock
@@ -123,9 +122,7 @@ class Training:
             self._log.begin()
         elif not self._log.waits:
             due.discard("tell")
-        if not (due - {"log"} or trouble or self.ended) and (self._may_wait or not logs):
-            if logs:
-                self._log.wait(line)
+        if not (due - {"log"} or trouble or self.ended) and (not logs or self._log.keeps(line)):
             return
         trouble = trouble or self._tell_what_waits()
         with self._ledger("step"):  # whose end may have to be waited for
