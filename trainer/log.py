@@ -75,9 +75,10 @@ class Log:
         self._stalls = []
 
     def keeps(self, line: Line) -> bool:
-        """Keeps a line until others are told, too, if it may wait; returns whether it does."""
+        """Keeps a line until others are told, too, and begins the next, if it may wait; returns whether it does."""
         if self._patient and len(self._waiting) < _MOST:
             self._waiting.append(line)
+            self.begin()
             return True
         return False
 

@@ -118,9 +118,7 @@ class Training:
         logs = last or bool(due & {"log", "evaluate", "epoch"})
         self._profile()
         line = self._log.line(self.step)
-        if logs:
-            self._log.begin()
-        elif not self._log.waits:
+        if not (logs or self._log.waits):
             due.discard("tell")
         if not (due - {"log"} or trouble or self.ended) and (not logs or self._log.keeps(line)):
             return
@@ -137,6 +135,7 @@ class Training:
                 evaluation = self._validation.run(self.step, self.reporting)
             if line.metrics and logs:
                 self._tell(line, evaluation)
+                self._log.begin()
             if "epoch" in due:
                 self._end_epoch(line.metrics)
             self.stopped |= any(self.parts.peers.gather(bool(self.parts.program.model.stop_training)))
