@@ -1,32 +1,20 @@
 """images: a folder for each class, of JPEG, PNG or whatever else Pillow reads."""
 
 import pathlib
-import struct
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
 
 from input_pipeline.dataset import Dataset
+from input_pipeline.decoding import decoded
 from input_pipeline.order import fold
 from input_pipeline.source import DataError, Example
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 _SPLITS = {"train", "test", "validation", "val"}
-_MOST_PIXELS = 64_000_000  # of one image: a small file may declare more than memory holds
-_ORIENTATION = 0x0112  # the tag by which a camera notes how it was held, and what turns the image upright then:
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 Keys = npt.NDArray[np.uint64]
 
 
@@ -62,30 +50,12 @@ class Images:
         weights = np.ones(len(ids), np.float32)
         for row, i in enumerate(ids):
             try:
-                images[row] = self._decoded(self._paths[i])
-            except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+                images[row] = decoded(self._paths[i], images.shape[1:])
+            except (OSError, DataError) as error:
                 self._note(int(i), f"{self._paths[i]}: {error}")
                 weights[row] = 0
         labels = self._labels[ids]
         return (images, labels, weights) if self._skip_bad else (images, labels)
-
-    def _decoded(self, path: pathlib.Path) -> npt.NDArray[np.uint8]:
-        height, width = self._size
-        with Image.open(path) as image:
-            if image.width * image.height > _MOST_PIXELS:
-                raise ValueError(f"declares {image.width} x {image.height} pixels, and {_MOST_PIXELS:,} are the most")
-            longer = max(width, height)
-            image.draft("RGB" if self._channels == 3 else "L", (longer, longer))  # JPEG decodes to near that size
-            turn = _TURNS.get(_orientation(image))
-            upright = image if turn is None else image.transpose(turn)
-            scale = min(upright.width / width, upright.height / height)
-            left, top = (upright.width - width * scale) / 2, (upright.height - height * scale) / 2
-            box = (left, top, left + width * scale, top + height * scale)
-            deep = upright.mode.startswith("I")  # 16 bits a pixel, of which convert() would make 255 beyond 255
-            shallow = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8)) if deep else upright
-            whole = shallow.convert("RGB" if self._channels == 3 else "L")
-            resized = whole.resize((width, height), Image.Resampling.BILINEAR, box)
-        return np.asarray(resized).reshape(height, width, self._channels)
 
     def _note(self, number: int, words: str) -> None:
         with self._lock:
@@ -99,14 +69,6 @@ class Images:
             )
         if new:
             print(f"skipped, {len(bad)} of at most {self._skip_bad}: {words}", flush=True)
-
-
-def _orientation(image: Image.Image) -> int:
-    """From 1, upright, to 8; 1 where nothing is noted, or what can't be read: that is no damage of the picture."""
-    try:
-        return int(image.getexif().get(_ORIENTATION, 1))
-    except (OSError, ValueError, TypeError, KeyError, SyntaxError, struct.error):
-        return 1
 
 
 def flip_and_shift(example: Example, keys: Keys, most: int) -> Example:
@@ -152,8 +114,10 @@ def load(
       x uint8 (height, width, channels), y int32: the place of the class's folder in the alphabet.
 
     Raises:
-      DataError: no folders, no images of a class, or other classes to evaluate on.
+      DataError: no folders, no images of a class, other classes to evaluate on, or channels that no image has.
     """
+    if channels not in (1, 3):
+        raise DataError(f"channels={channels}: an image has 3 of colours, or 1 of gray")
     root = pathlib.Path(data_dir).expanduser()
     folders = _folders(root)
     # Beside other classes it may be one, of vehicles; beside a folder test alone it never is.

@@ -1,6 +1,7 @@
 """records: TFRecord files of tf.train.Examples, by an index of where each record is."""
 
 import glob
+import io
 import json
 import pathlib
 import struct
@@ -13,10 +14,12 @@ import numpy.typing as npt
 
 from input_pipeline import lengthy
 from input_pipeline.dataset import Dataset
+from input_pipeline.decoding import decoded
 from input_pipeline.source import DataError, Example
 
 _FRAME = struct.Struct("<QI")  # length of the record, and the masked checksum of the length
 _SUM = struct.Struct("<I")  # masked checksum of the record, after it
+_IMAGE = "image"  # in place of a dtype
 Features = Mapping[str, Sequence[Any]]
 
 
@@ -122,16 +125,23 @@ class Examples:
 
     Args:
       records: the serialized examples.
-      features: name -> (dtype, shape). Numbers are lists of floats or integers, or the raw bytes of an array.
+      features: name -> (dtype, shape). Numbers are lists of floats or integers, or the raw bytes of an array. The
+        dtype "image" is that of a JPEG or PNG, which becomes uint8 (height, width, 1 or 3) of the shape.
       label: the feature that is y; the others are x: an array, or a dict of them where there are several.
 
     Raises (on reading):
-      DataError: a record without a feature, or with other numbers of values.
+      DataError: a record without a feature, with other numbers of values, or with an image that can't be decoded.
     """
 
     def __init__(self, records: "Sequence[bytes]", features: Features, label: str) -> None:
         self._records, self._label = records, label
-        self._features = {name: (np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in features.items()}
+        self._features = {
+            name: (dtype if dtype == _IMAGE else np.dtype(dtype), tuple(shape))
+            for name, (dtype, shape) in features.items()
+        }
+        for name, (dtype, shape) in self._features.items():
+            if dtype == _IMAGE and (len(shape) != 3 or shape[2] not in (1, 3)):
+                raise DataError(f"feature {name!r} is an image of {shape}, not of (height, width, 1 or 3)")
 
     def __len__(self) -> int:
         return len(self._records)
@@ -150,6 +160,12 @@ class Examples:
         if kind is None:
             raise DataError(f"record {number} has no feature {name!r}; it has {', '.join(sorted(row))}")
         values = getattr(row[name], kind).value
+        if dtype == _IMAGE:
+            try:
+                (encoded,) = values
+                return decoded(io.BytesIO(encoded), shape)
+            except (OSError, ValueError, TypeError) as error:
+                raise DataError(f"feature {name!r} of record {number} is no image: {error}") from error
         array = np.frombuffer(values[0], dtype) if kind == "bytes_list" and values else np.array(values, dtype)
         if array.size != np.prod(shape, dtype=int):
             raise DataError(f"feature {name!r} of record {number} has {array.size} values, not those of shape {shape}")
@@ -169,7 +185,8 @@ def load(
 
     Args:
       data_dir: directory of the files.
-      features: name -> (dtype, shape), such as {'image': ('uint8', (28, 28, 1)), 'label': ('int32', ())}.
+      features: name -> (dtype, shape), such as {'image': ('uint8', (28, 28, 1)), 'label': ('int32', ())}; an image that
+        is JPEG or PNG in the record has the dtype 'image', and is cut and resized to the shape.
       label: name of the feature that is y.
       train, evaluation: globs in data_dir; no file need match the latter.
       classes: number of classes, where labels are integers.

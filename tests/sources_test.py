@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import io
 import json
 import resource
 import shutil
@@ -77,6 +78,37 @@ def test_records_of_tensorflow(tf_records):
         assert len(data.train) == 1437 and (x == X[ids]).all() and (y == Y[ids]).all()
         assert len(data.evaluation) == 9
     assert json.loads((tf_records / ".train-0.tfrecord.index.json").read_text())["bad"] == []
+
+
+def test_encoded_images_in_records(tmp_path):
+    """As ImageNet's: a JPEG or PNG in each record, of any size."""
+    import tensorflow as tf
+
+    def encoded(image, kind):
+        file = io.BytesIO()
+        Image.fromarray(image[..., 0]).resize((32, 24), Image.Resampling.NEAREST).save(file, kind)
+        return file.getvalue()
+
+    with tf.io.TFRecordWriter(str(tmp_path / "train.tfrecord")) as writer:
+        for i, (image, label) in enumerate(zip(X[:300], Y[:300], strict=True)):
+            content = encoded(image, ["PNG", "JPEG"][i % 2])[: 60 if i == 299 else None]
+            feature = {
+                "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[content])),
+                "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+            }
+            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    features = {"image/encoded": ("image", (24, 24, 3)), "image/class/label": ("int64", ())}
+    data = records.load(str(tmp_path), features, "image/class/label", classes=10)
+    x, y = data.train.read(np.arange(0, 298, 2))
+    wide = np.repeat(np.repeat(X[:298:2], 3, axis=1), 4, axis=2)
+    assert x.dtype == np.uint8 and (x == wide[:, :, 4:28]).all() and (y == Y[:298:2]).all()
+    with pytest.raises(DataError, match="'image/encoded' of record 299 is no image"):
+        data.train.read(np.array([0, 299]))
+    with pytest.raises(DataError, match=r"\(24, 24\), not of \(height, width, 1 or 3\)"):
+        records.load(str(tmp_path), {**features, "image/encoded": ("image", (24, 24))}, "image/class/label")
+    spec = f"records(features={features!r},label='image/class/label',classes=10)"
+    flags = (*FLAGS, f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", "--global_batch=300")
+    assert "record 299 is no image" in trainer(f"--dataset={spec}", *flags, code=2).stderr
 
 
 def test_every_damage_of_a_record_is_found(tf_records, tmp_path):
