@@ -20,6 +20,7 @@ FLOORS = {
     "trainer.peers": 0,
     "trainer.agreement": 0,
     "trainer.backend": 0,
+    "trainer.later": 0,
     "trainer.plugins": 0,
     "trainer.policy": 0,
     "trainer.layouts": 0,

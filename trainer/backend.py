@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from absl import logging
 
+from trainer import later
 from trainer.cluster import ALONE, Cluster
 from trainer.config import Config
 from trainer.errors import UserError
@@ -78,7 +79,7 @@ def check_cluster(config: Config, cluster: Cluster) -> None:
 
 
 def prepare(backend: str, exact: bool = False) -> None:
-    """Sets the environment that the frameworks read at import. What the user has set stays.
+    """Sets the environment that the frameworks read at import, of which what the user has set stays.
 
     Args:
       backend: of Keras.
@@ -96,6 +97,7 @@ def prepare(backend: str, exact: bool = False) -> None:
             "unset JAX_ENABLE_X64",
         )
     os.environ["KERAS_BACKEND"] = backend
+    later.put_off()
     if exact:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
     if not _verbose():
