@@ -79,7 +79,9 @@ def check_cluster(config: Config, cluster: Cluster) -> None:
 
 
 def prepare(backend: str, exact: bool = False) -> None:
-    """Sets the environment that the frameworks read at import, of which what the user has set stays.
+    """Sets the environment that the frameworks read at import, and puts off what few runs use of them.
+
+    What the user has set stays.
 
     Args:
       backend: of Keras.
