@@ -161,10 +161,13 @@ class Examples:
             raise DataError(f"record {number} has no feature {name!r}; it has {', '.join(sorted(row))}")
         values = getattr(row[name], kind).value
         if dtype == _IMAGE:
+            if kind != "bytes_list" or len(values) != 1:
+                raise DataError(
+                    f"feature {name!r} of record {number} has a {kind} of {len(values)}, not one image's bytes"
+                )
             try:
-                (encoded,) = values
-                return decoded(io.BytesIO(encoded), shape)
-            except (OSError, ValueError, TypeError) as error:
+                return decoded(io.BytesIO(values[0]), shape)
+            except (OSError, DataError) as error:
                 raise DataError(f"feature {name!r} of record {number} is no image: {error}") from error
         array = np.frombuffer(values[0], dtype) if kind == "bytes_list" and values else np.array(values, dtype)
         if array.size != np.prod(shape, dtype=int):

@@ -106,6 +106,9 @@ def test_encoded_images_in_records(tmp_path):
         data.train.read(np.array([0, 299]))
     with pytest.raises(DataError, match=r"\(24, 24\), not of \(height, width, 1 or 3\)"):
         records.load(str(tmp_path), {**features, "image/encoded": ("image", (24, 24))}, "image/class/label")
+    of_numbers = {**features, "image/class/label": ("image", (24, 24, 3))}
+    with pytest.raises(DataError, match="'image/class/label' of record 0 has a int64_list of 1, not one image's bytes"):
+        records.load(str(tmp_path), of_numbers, "image/class/label").train.read(np.array([0]))
     spec = f"records(features={features!r},label='image/class/label',classes=10)"
     flags = (*FLAGS, f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", "--global_batch=300")
     assert "record 299 is no image" in trainer(f"--dataset={spec}", *flags, code=2).stderr
