@@ -52,6 +52,7 @@ class FastLoop:
         self._mesh, self._leaf, self._update, self._tally = mesh, leaf, update, tally
         self._whole = NamedSharding(mesh, REPLICATED)
         self._totals: Totals | None = None  # of the last call
+        self._shares_threads = shares_threads(mesh)
         cut = [slot.spec for slot in slots] if update else []
         self._dims = [spec.index("data") if "data" in spec else None for spec in cut]
         lie = jax.tree.map(lambda sharding: sharding.spec, shardings)
@@ -73,7 +74,7 @@ class FastLoop:
             totals = placed(totals, self._whole)
         # One array of three numbers, for each array takes a call as long as a small step's arithmetic.
         new_values, totals = self.program(values, totals, block, np.array([first, count, step], np.int32))
-        self._totals = computed(self._mesh, totals)
+        self._totals = jax.block_until_ready(totals) if self._shares_threads else totals
         return new_values, self._totals
 
     def _steps(self, values: Values, totals: Totals, block: Block, numbers: Any) -> Any:
@@ -150,10 +151,9 @@ def unpacked(arrays: list[Any], like: Sums) -> Sums:
     return jax.tree.unflatten(structure, found)
 
 
-def computed(mesh: jax.sharding.Mesh, totals: Totals) -> Totals:
-    """The totals, waited for where devices share threads: collectives of several programs in flight would deadlock."""
-    virtual = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
-    return jax.block_until_ready(totals) if virtual else totals
+def shares_threads(mesh: jax.sharding.Mesh) -> bool:
+    """Whether devices share threads, so that collectives of several programs in flight would deadlock."""
+    return bool(mesh.size > 1 and mesh.devices.flat[0].platform == "cpu")
 
 
 def at(block: Block, *index: Any) -> Batch:

@@ -16,7 +16,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from input_pipeline.pipeline import Batch
 from trainer.strategies.base import Block
-from trainer.strategies.data_parallel import REPLICATED, at, copied, joined, packed, per_device, placed, unpacked
+from trainer.strategies.data_parallel import (
+    REPLICATED,
+    at,
+    copied,
+    joined,
+    packed,
+    per_device,
+    placed,
+    shares_threads,
+    unpacked,
+)
 from trainer.strategies.jax_step import Leaf, Tally, Update
 from trainer.sums import Totals, Values
 from trainer.tree import Tree
@@ -41,9 +51,8 @@ class ExactLoop:
     def __init__(self, mesh: jax.sharding.Mesh, replicas: int, leaf: Leaf, update: Update | None, tally: Tally) -> None:
         self._mesh, self._leaf, self._update, self._tally = mesh, leaf, update, tally
         self._devices = mesh.devices.size
-        # Virtual devices share threads, so that a collective in flight beside another program deadlocks. Those
-        # of one process share memory, too, where a copy is all that a move takes.
-        self._virtual = mesh.devices.flat[0].platform == "cpu" and self._devices > 1
+        # Virtual devices of one process share memory, too, where a copy is all that a move takes.
+        self._virtual = shares_threads(mesh)
         self._copies = self._virtual and self._devices == len(mesh.local_devices)
         local = replicas // self._devices
         self._node_size = Tree.node_size(local)  # leaves of each node of a device's

@@ -1,7 +1,6 @@
 """Variables on a JAX mesh: for the compiled steps, and to and from the host, whole or what lies on its devices."""
 
 import itertools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -54,13 +53,12 @@ class OnMesh:
         self.shardings = jax.tree.map(sharding, self.variables)
         self._all = list(itertools.chain(*self.variables))
         self._places = list(itertools.chain(*self.shardings))
-        # What the last step has left. Weakly: a restore must not hold two copies of everything.
-        self._left: list[Callable[[], Any]] = [_nothing] * len(self._all)
 
     def values(self) -> Values:
         """On the mesh: a variable that was restored, or that a callback has set, may lie elsewhere."""
-        found = zip([variable._value for variable in self._all], self._left, self._places, strict=True)
-        values = [value if left() is value else placed(value, place) for value, left, place in found]
+        found = zip([variable._value for variable in self._all], self._places, strict=True)
+        # What a step has left has the very object of a sharding that the step was compiled with.
+        values = [value if value.sharding is place else placed(value, place) for value, place in found]
         trainable, state, _ = map(len, self.variables)
         return Values(values[:trainable], values[trainable : trainable + state], values[trainable + state :])
 
@@ -75,14 +73,8 @@ class OnMesh:
 
     def assign(self, values: Values) -> None:
         """Sets all variables to values that lie on the mesh."""
-        new = list(itertools.chain(*values))
-        for variable, value in zip(self._all, new, strict=True):
+        for variable, value in zip(self._all, itertools.chain(*values), strict=True):
             variable._value = value
-        self._left = [weakref.ref(value) for value in new]
-
-
-def _nothing() -> None:
-    """A weak reference to nothing."""
 
 
 def assign(variable: keras.Variable, sharding: NamedSharding, read: Callable[[Index], np.ndarray]) -> None:

@@ -27,7 +27,7 @@ from trainer.config import Config
 from trainer.errors import UserError
 from trainer.layouts import Layout
 from trainer.strategies.base import Block
-from trainer.strategies.data_parallel import computed, placed
+from trainer.strategies.data_parallel import placed, shares_threads
 from trainer.strategies.jax_step import Forward, Leaf, Tally, Update
 from trainer.sums import Sums, Totals, Values
 
@@ -204,7 +204,7 @@ class ShardedLoop:
         self._slots = slots if update else []
         self._shares = mesh.shape[_DATA]
         self.turns = replicas // self._shares
-        self._whole = NamedSharding(mesh, PartitionSpec())
+        self._whole, self._shares_threads = NamedSharding(mesh, PartitionSpec()), shares_threads(mesh)
         results = (shardings if update else None, self._whole)
         self.program = jax.jit(self._step, out_shardings=results, donate_argnums=(0,) if update else ())
 
@@ -214,7 +214,9 @@ class ShardedLoop:
         totals = placed(totals, self._whole)
         for i in range(count):
             new_values, totals = self.program(values, totals, block, np.array([first + i, 1, step + i], np.int32))
-            values, totals = new_values or values, computed(self._mesh, totals)
+            values = new_values or values
+            if self._shares_threads:
+                jax.block_until_ready(totals)
         return values if self._update else None, totals
 
     def _step(self, values: Values, totals: Totals, block: Block, numbers: Any) -> tuple[Any, Totals]:
