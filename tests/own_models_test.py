@@ -436,6 +436,12 @@ def test_own_compiled_model_and_weights(project):
     assert {"test_binary_accuracy", "test_auc", "auc"} <= final.keys()
     # 250 of the 501 evaluation examples have weight 1: the accuracy is a share of those.
     assert (final["test_binary_accuracy"] * 250) == pytest.approx(round(final["test_binary_accuracy"] * 250), abs=1e-3)
+    # On either backend in the order of compile(), which is not that of the names.
+    found = json.loads(
+        trainer("evaluate", "--backend=jax", f"--run_dir={runs[0]}", cwd=project).stdout.splitlines()[-1]
+    )
+    for names in (final, found):
+        assert [name for name in names if name.startswith("test_")] == ["test_loss", "test_binary_accuracy", "test_auc"]
 
 
 def test_doubts_are_told_before_the_run(project):
