@@ -92,6 +92,23 @@ def test_a_bit_of_a_large_array_counts(large, tmp_path):
     assert summary(copy)["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
 
 
+def test_what_is_damaged_again_is_set_aside_again(tmp_path):
+    """And where nothing is left that can be trusted, no later start begins anew without a word."""
+    flags = ("--backend=jax", "--steps=2", "--save_every=1", "--evaluate_every=never", f"--run_dir={tmp_path}")
+    checkpoints = tmp_path / "checkpoints"
+    trainer(*flags)
+    for _ in range(2):
+        corrupt(checkpoints / "00000002" / checkpoint.WEIGHTS, "flip", 0.5)
+        (tmp_path / "summary.json").unlink()
+        assert "set aside as damaged" in trainer(*flags).stdout
+    assert {path.name for path in checkpoints.glob("damaged-*")} == {"damaged-00000002", "damaged-00000002-2"}
+    for path in checkpoints.glob("0*"):
+        corrupt(path / checkpoint.WEIGHTS, "truncate", 0.5)
+    for _ in range(2):
+        assert "holds no checkpoint that can be trusted" in trainer(*flags, code=2).stderr
+    assert not list(checkpoints.glob("0*"))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", ["device_mesh", "multi_worker_mirrored"])
 def test_a_bit_of_a_large_array_counts_in_each_process(strategy, tmp_path):

@@ -25,9 +25,9 @@ with draws.on_host():
     doubles = of.HeNormal(seed=-1)(shape, "float64")
     going_on = of.RandomNormal(seed=keras.random.SeedGenerator(3))
     first, second = going_on((4,)), going_on((4,))
-    rotation = np.asarray(of.Orthogonal(seed=4)((64, 32)))
+    rotation, wide = of.Orthogonal(seed=4)((64, 32)), of.Orthogonal(2.0, seed=4)((3, 4, 32), "bfloat16")
     one = of.RandomNormal(seed=1)(())
-found = [normal, truncated, uniform, halves, doubles, first, second, one]
+found = [normal, truncated, uniform, halves, doubles, first, second, one, rotation, wide]
 assert all(isinstance(values, np.ndarray) for values in found)
 assert [v.dtype.name for v in found[2:5]] == ["float32", "bfloat16", "float64"], [v.dtype for v in found]
 assert abs(normal.mean() - 1) < 3e-3 and abs(normal.std() - 0.5) < 3e-3 and normal.max() > 2.5
@@ -35,7 +35,9 @@ assert 1.999 < truncated.max() <= 2 and 0 <= truncated.min() < 1e-3 and abs(trun
 assert -3 <= uniform.min() < -2.99 and 0.99 < uniform.max() <= 1 and abs(uniform.mean() + 1) < 5e-3
 assert abs(doubles.std() - (2 / 1100) ** 0.5) < 3e-4
 assert len(np.unique(normal[:, 0])) == len(normal) and (first != second).all()
-assert abs(rotation.T @ rotation - np.eye(32)).max() < 1e-5
+assert abs(rotation.T @ rotation - np.eye(32)).max() < 1e-6
+rows = wide.reshape(12, 32).astype("float32")
+assert wide.dtype.name == "bfloat16" and abs(rows @ rows.T - 4 * np.eye(12)).max() < 0.05
 assert not isinstance(of.RandomNormal(seed=1)((2,)), np.ndarray)  # elsewhere, Keras is as it was
 print(json.dumps([hashlib.sha256(values.tobytes()).hexdigest() for values in found]))
 """

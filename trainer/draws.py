@@ -27,7 +27,10 @@ Numbers = npt.NDArray[np.floating[Any]]
 @contextlib.contextmanager
 def on_host() -> Iterator[None]:
     """Within it, the random initializers of Keras return numpy arrays, which follow from their seeds alone."""
-    with mock.patch.object(keras_initializers, "random", _Host()):
+    with (
+        mock.patch.object(keras_initializers, "random", _Host()),
+        mock.patch.object(keras_initializers.Orthogonal, "__call__", _orthogonal),
+    ):
         yield
 
 
@@ -53,6 +56,22 @@ class _Host:
         return _drawn(shape, dtype, seed, _uniform, maxval - minval, minval)
 
 
+def _orthogonal(initializer: Any, shape: Sequence[int], dtype: Any = None) -> Numbers:
+    """Stands where Keras's Orthogonal is called (Saxe et al. 2014, arXiv:1312.6120).
+
+    In float64, whose rounding is the same whichever library has factorized the matrix; and not every backend can in
+    16 bits.
+    """
+    if len(shape) < 2:
+        raise ValueError(f"Orthogonal is for variables of two dimensions and more; it was given the shape {shape}")
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    numbers = _Host().normal((max(rows, columns), min(rows, columns)), dtype="float32", seed=initializer.seed)
+    q, r = np.linalg.qr(numbers.astype(np.float64))
+    q *= np.sign(np.diag(r))  # or not all rotations would be equally likely
+    found = initializer.gain * (q.T if rows < columns else q).reshape(shape)
+    return found.astype(_dtype(dtype))
+
+
 def _normal(generator: np.random.Generator, numbers: Numbers) -> None:
     generator.standard_normal(out=numbers, dtype=numbers.dtype)
 
@@ -66,6 +85,10 @@ def _truncated_normal(generator: np.random.Generator, numbers: Numbers) -> None:
 
 def _uniform(generator: np.random.Generator, numbers: Numbers) -> None:
     generator.random(out=numbers, dtype=numbers.dtype)
+
+
+def _dtype(name: Any) -> np.dtype[Any]:
+    return dtype_of(keras.backend.standardize_dtype(name or keras.config.floatx()))
 
 
 def _drawn(
@@ -83,7 +106,7 @@ def _drawn(
       seed: an int, or a keras.random.SeedGenerator, which goes on.
       draw: fills a part.
     """
-    wanted = dtype_of(keras.backend.standardize_dtype(dtype or keras.config.floatx()))
+    wanted = _dtype(dtype)
     words = [seed, 0] if isinstance(seed, int) else keras.ops.convert_to_numpy(draw_seed(seed))
     numbers: Numbers = np.empty(math.prod(shape), np.float64 if wanted == np.float64 else np.float32)
 

@@ -1,5 +1,6 @@
 """When to save, what to restore, what to keep. Keras's ModelCheckpoint decides, checkpoint.py writes."""
 
+import itertools
 import pathlib
 import shutil
 from collections.abc import Callable
@@ -74,7 +75,10 @@ class Recovery:
     def _set_aside(self, path: pathlib.Path, error: checkpoint.Damaged) -> None:
         self._damaged.append(str(error))
         if self._peers.cluster.is_chief:
-            path.rename(path.with_name(f"damaged-{path.name}"))
+            aside, others = path.with_name(f"damaged-{path.name}"), itertools.count(2)
+            while aside.exists():  # that step was saved anew, and damaged anew
+                aside = path.with_name(f"damaged-{path.name}-{next(others)}")
+            path.rename(aside)
 
     def restore(self) -> Restored:
         """Loads the newest checkpoint that can be trusted, or the initial state.
@@ -93,11 +97,12 @@ class Recovery:
             going_on, left_out = progress.unpack(manifest["progress"], nothing, self._directory.path)
             words = f"restored from {path}{aside}" + f"\n  {left_out}" * bool(left_out)
             return Restored(manifest["step"], going_on, words)
-        if self._damaged:
+        earlier = [f"\n  {path}" for path in sorted(self._directory.checkpoints.glob("damaged-*"))]
+        if self._damaged or earlier:  # or the next start would begin anew, without a word
             raise UserError(
                 "run_dir",
                 self._directory.path,
-                f"holds no checkpoint that can be trusted:{aside}",
+                f"holds no checkpoint that can be trusted:{aside or ''.join(earlier)}",
                 "restore the run directory from a copy, or start anew in another --run_dir",
             )
         self._watch({})
