@@ -1,5 +1,6 @@
 """Storage that is full, slow, or loses power; a clock that is set to and fro: nothing that was saved is lost."""
 
+import contextlib
 import os
 import select
 import shutil
@@ -44,6 +45,43 @@ def test_a_full_disk_ends_the_run_with_its_state_whole(small_disk, tmp_path):
     trainer(*FLAGS, "--steps=400", "--keep=2", f"--run_dir={run}")
     trainer(*FLAGS, "--steps=400", f"--run_dir={tmp_path / 'whole'}")
     assert summary(run)["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
+
+
+def test_a_disk_without_a_byte_left(small_disk):
+    """Filled while a run goes on, and full at the next start: what a run can be without is left out, once said."""
+    run, filler = small_disk / "run", small_disk / "filler"
+    flags = (*FLAGS, "--save_every=1s", f"--run_dir={run}")
+    process = start(*flags, "--steps=1000000")
+    wait_for_checkpoint(process, run, 1)
+    with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == 73 and "3 times in a row" in err, err
+    assert err.count("metrics.jsonl can't be written") == err.count("000000.json can't be written, and stays") == 1
+    done = max(int(path.name) for path in (run / "checkpoints").glob("0*"))
+    err = trainer(*flags, f"--steps={done + 10}", code=73).stderr
+    assert "No space left on device" in err and "Fix: make room" in err and "Traceback" not in err
+    filler.unlink()
+    assert f"restored from {run}" in trainer(*flags, f"--steps={done + 10}").stdout
+    assert summary(run)["step"] == done + 10
+
+
+@pytest.mark.parametrize("then", ["delete", "move"])
+def test_a_run_directory_that_goes_away(then, tmp_path):
+    run = tmp_path / "run"
+    process = start(*FLAGS, "--backend=jax", "--steps=10000000", f"--run_dir={run}")
+    wait_for_checkpoint(process, run, 20)
+    if then == "move":
+        run.rename(tmp_path / "moved")
+    while run.exists():  # it may be writing
+        shutil.rmtree(run, ignore_errors=True)
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == 73 and "put back what was moved or deleted" in err, err
+    if then == "move":
+        (tmp_path / "moved").rename(run)
+        newest = max(int(path.name) for path in (run / "checkpoints").glob("0*"))
+        assert "restored from" in trainer(*FLAGS, "--backend=jax", f"--steps={newest + 20}", f"--run_dir={run}").stdout
 
 
 def test_a_death_at_every_call_of_a_save(tmp_path):

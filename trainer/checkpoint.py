@@ -11,6 +11,7 @@ Data position and randomness follow from the step (input_pipeline/order.py), so 
 import concurrent.futures
 import functools
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -142,6 +143,14 @@ def verify(path: pathlib.Path, arrays: bool = True) -> dict[str, Any]:
         if now != facts:
             raise Damaged(f"{file} is not what was written: {now} now, {facts} then")
     return dict(manifest)
+
+
+def set_aside(path: pathlib.Path) -> None:
+    """Takes a damaged checkpoint from among those of a run, and keeps it."""
+    aside, others = path.with_name(f"damaged-{path.name}"), itertools.count(2)
+    while aside.exists():  # that step was saved anew, and damaged anew
+        aside = path.with_name(f"damaged-{path.name}-{next(others)}")
+    path.rename(aside)
 
 
 def newest(parent: pathlib.Path, arrays: bool = True) -> Iterator[tuple[pathlib.Path, dict[str, Any] | Damaged]]:

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -42,16 +43,29 @@ class History:
 
     def __init__(self, directory: pathlib.Path, ledger: Ledger, facts: Mapping[str, Any], step: int) -> None:
         self._path = directory / f"{sum(1 for _ in directory.glob('[0-9]*.json')):06d}.json"
-        self._ledger, self._written = ledger, 0.0
+        self._ledger, self._written, self._told = ledger, 0.0, False
         self._facts = {**facts, "began": time.time() - ledger.elapsed, "first_step": step}
 
     def write(self, step: int, ended: str = "") -> None:
-        """Notes that the start is alive at a step, once a second at most; or how it ended."""
+        """Notes that the start is alive at a step, once a second at most; or how it ended.
+
+        What can't be written, on a full disk, is left out and said once: training goes on.
+
+        Raises:
+          FileNotFoundError: the run directory is gone.
+        """
         if not ended and time.monotonic() - self._written < 1:
             return
         self._written = time.monotonic()
         now = {"step": step, "ended": ended, "updated": time.time(), "seconds": self._ledger.table()}
-        replace(self._path, json.dumps(self._facts | now))
+        try:
+            replace(self._path, json.dumps(self._facts | now))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if not self._told:
+                print(f"{self._path} can't be written, and stays as it was: {error}", file=sys.stderr, flush=True)
+            self._told = True
 
 
 def read(directory: pathlib.Path) -> list[dict[str, Any]]:

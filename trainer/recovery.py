@@ -1,6 +1,5 @@
 """When to save, what to restore, what to keep. Keras's ModelCheckpoint decides, checkpoint.py writes."""
 
-import itertools
 import pathlib
 import shutil
 from collections.abc import Callable
@@ -75,10 +74,7 @@ class Recovery:
     def _set_aside(self, path: pathlib.Path, error: checkpoint.Damaged) -> None:
         self._damaged.append(str(error))
         if self._peers.cluster.is_chief:
-            aside, others = path.with_name(f"damaged-{path.name}"), itertools.count(2)
-            while aside.exists():  # that step was saved anew, and damaged anew
-                aside = path.with_name(f"damaged-{path.name}-{next(others)}")
-            path.rename(aside)
+            checkpoint.set_aside(path)
 
     def restore(self) -> Restored:
         """Loads the newest checkpoint that can be trusted, or the initial state.
@@ -158,7 +154,11 @@ class Recovery:
           metrics: this step's evaluation, if there was one.
           due: whether to save even if it is not the best.
           last: whether to save even if the write before takes its time.
+
+        Raises:
+          FileNotFoundError: the run directory is gone.
         """
+        self._directory.checkpoints.stat()  # Keras would make it anew
         self._state = {"progress": progress.pack(now), "metrics": metrics}
         self._committed = False
         if last:

@@ -10,7 +10,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from trainer.config import Config
-from trainer.errors import BUSY, UserError
+from trainer.errors import BUSY, STORAGE, USER_ERROR, UserError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def split(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path | None]:
@@ -28,8 +30,9 @@ class RunDirectory:
       config: names it.
       owner: whether this process writes it; the others of a cluster only read.
 
-    Raises (on entering):
-      UserError: not writable, in use by another process, or another run's.
+    Raises:
+      UserError: on entering: not writable, in use by another process, or another run's; on leaving: it was full, or
+        gone, when something was to be written that a run can't be without.
     """
 
     def __init__(self, config: Config, owner: bool = True) -> None:
@@ -68,7 +71,10 @@ class RunDirectory:
                 self.path,
                 f"can't be written by user {os.getuid()}: {os.strerror(error.errno or errno.EIO)} "
                 f"({error.filename or self.path})",
-                "give a directory that you may write",
+                "make room, or give another directory"
+                if error.errno in _FULL
+                else "give a directory that you may write",
+                STORAGE if error.errno in _FULL else USER_ERROR,
             ) from None
         except UserError:
             self._release()
@@ -79,6 +85,20 @@ class RunDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._release()
+        if isinstance(error, OSError) and self._is_ours(error):
+            raise UserError(
+                "run_dir",
+                self.path,
+                f"can't be used any more: {error}; checkpoints that are in it are whole",
+                "make room, or put back what was moved or deleted; the same command then continues the run",
+                STORAGE,
+            ) from error
+
+    def _is_ours(self, error: OSError) -> bool:
+        """Whether an error is of this directory; one of a full disk names no file, and others' are told as theirs."""
+        if error.filename is None:
+            return error.errno in _FULL
+        return pathlib.Path(os.fsdecode(error.filename)).absolute().is_relative_to(self.path.absolute())
 
     def _acquire(self) -> None:
         # The kernel drops the lock with the process, so a killed run leaves no stale one.
@@ -171,11 +191,15 @@ class RunDirectory:
 def replace(path: pathlib.Path, text: str) -> None:
     """Writes a small text file so that a reader sees the old one or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def sync_directory(path: pathlib.Path) -> None:
