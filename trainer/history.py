@@ -42,7 +42,8 @@ class History:
     """
 
     def __init__(self, directory: pathlib.Path, ledger: Ledger, facts: Mapping[str, Any], step: int) -> None:
-        self._path = directory / f"{sum(1 for _ in directory.glob('[0-9]*.json')):06d}.json"
+        earlier = [int(path.stem) for path in directory.glob("[0-9]*.json")]
+        self._path = directory / f"{max(earlier, default=-1) + 1:06d}.json"
         self._ledger, self._written, self._told = ledger, 0.0, False
         self._facts = {**facts, "began": time.time() - ledger.elapsed, "first_step": step}
 
