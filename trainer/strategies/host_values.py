@@ -1,6 +1,7 @@
 """Variables on a JAX mesh: for the compiled steps, and to and from the host, whole or what lies on its devices."""
 
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from trainer.program import Program
 from trainer.shards import Index, Piece
 from trainer.strategies.data_parallel import placed
 from trainer.sums import Values
+
+_sharding_of = operator.attrgetter("sharding")
 
 
 class Gathering:
@@ -56,9 +59,11 @@ class OnMesh:
 
     def values(self) -> Values:
         """On the mesh: a variable that was restored, or that a callback has set, may lie elsewhere."""
-        found = zip([variable._value for variable in self._all], self._places, strict=True)
-        # What a step has left has the very object of a sharding that the step was compiled with.
-        values = [value if value.sharding is place else placed(value, place) for value, place in found]
+        values = [variable._value for variable in self._all]
+        if not all(map(operator.is_, map(_sharding_of, values), self._places)):
+            values = list(map(placed, values, self._places))
+            # JAX may give an equal object in place of ours; what a step leaves has the same ones from then on.
+            self._places = list(map(_sharding_of, values))
         trainable, state, _ = map(len, self.variables)
         return Values(values[:trainable], values[trainable : trainable + state], values[trainable + state :])
 
