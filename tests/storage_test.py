@@ -84,6 +84,27 @@ def test_a_run_directory_that_goes_away(then, tmp_path):
         assert "restored from" in trainer(*FLAGS, "--backend=jax", f"--steps={newest + 20}", f"--run_dir={run}").stdout
 
 
+def test_compiled_programs_that_were_cut_are_kept_anew(tmp_path):
+    """As by a kill while JAX writes them, or changed on the disk: said once, and the next start is as fast as ever."""
+    kept = tmp_path / "compiled"
+    flags = (*FLAGS, "--backend=jax", "--steps=3")
+    weights = set()
+    for start_number in range(4):
+        run = tmp_path / f"run{start_number}"
+        err = trainer(*flags, f"--run_dir={run}", JAX_COMPILATION_CACHE_DIR=str(kept)).stderr
+        weights.add(summary(run)["weights_sha256"])
+        damaged = start_number % 2
+        files = sorted(kept.glob("*-cache"))
+        assert len(files) > 3 and err.count("can't be read, and is compiled anew") == len(files) * damaged
+        assert "persistent compilation cache" not in err
+        if not damaged:
+            for number, file in enumerate(files):
+                content = bytearray(file.read_bytes())
+                content[len(content) // 2] ^= 1
+                file.write_bytes(content if number % 2 else content[: len(content) // 3])
+    assert len(weights) == 1
+
+
 def test_a_death_at_every_call_of_a_save(tmp_path):
     """Whatever a save has done when the process dies, the checkpoint before or the new one is whole."""
     ran = subprocess.run(

@@ -14,11 +14,13 @@ from jax.sharding import NamedSharding
 from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.strategies import jax_compiled
 from trainer.strategies.data_parallel import placed
 
 
 def take(config: Config, cluster: Cluster) -> tuple[list[jax.Device], str]:
     """The devices that the flags ask for, those of process 0 first, and what they are in words."""
+    jax_compiled.mend()
     sizes = config.mesh_sizes()
     wanted = 1 if config.strategy == "one_device" else math.prod(sizes.values()) if sizes else config.devices
     if cluster.size > 1:
