@@ -41,6 +41,7 @@ _PR_SET_PDEATHSIG = 1
 # As `make train`; what the environment says goes before.
 MALLOC = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864"
+    ":glibc.malloc.top_pad=67108864"
 }
 
 

@@ -7,6 +7,7 @@ from absl import flags
 
 from launch import local
 from tests.running import REPOSITORY
+from trainer import host_memory
 from trainer.config import Config, define_flags, from_flags
 
 FLOORS = {
@@ -219,3 +220,5 @@ def test_malloc_is_asked_the_same_everywhere():
     asked = local.MALLOC["GLIBC_TUNABLES"]
     assert asked in (REPOSITORY / "Makefile").read_text()
     assert f"export GLIBC_TUNABLES={asked}\n" in (REPOSITORY / "docs" / "strategies.md").read_text()
+    sizes = {int(part.partition("=")[2]) for part in asked.split(":") if "hugetlb" not in part}
+    assert sizes == set(host_memory._KEPT.values())

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from absl import logging
 
-from trainer import later
+from trainer import host_memory, later
 from trainer.cluster import ALONE, Cluster
 from trainer.config import Config
 from trainer.errors import UserError
@@ -99,6 +99,7 @@ def prepare(backend: str, exact: bool = False) -> None:
             "unset JAX_ENABLE_X64",
         )
     os.environ["KERAS_BACKEND"] = backend
+    host_memory.keep_freed()
     later.put_off()
     if exact:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
