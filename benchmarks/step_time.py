@@ -7,6 +7,7 @@ On JAX it needs no TensorFlow: on a machine without, one rival is left out.
 
 import dataclasses
 import importlib.util
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -212,3 +213,6 @@ def _loop_in_tensorflow(model: Any, x: Any, y: Any, batch: int) -> Callable[[], 
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    sys.stdout.flush()
+    # tf.data's threads still call sources, and one that calls into an interpreter being taken down can wait for ever.
+    os._exit(0)
