@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from launch.autopsy import Standstill, kills_for_memory, lack_of_memory
-from trainer import console
+from trainer import console, host_memory
 
 FINAL = (0, 2, 66, 76, 78)  # done; or what another start would meet again: trainer/errors.py
 USER_ERROR = 2
@@ -39,10 +39,7 @@ PARTING = 30.0  # seconds that they have once the chief, who leaves last, is don
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 # As `make train`; what the environment says goes before.
-MALLOC = {
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864"
-    ":glibc.malloc.top_pad=67108864"
-}
+MALLOC = {"GLIBC_TUNABLES": host_memory.TUNABLES}
 
 
 def main(argv: Sequence[str]) -> int:

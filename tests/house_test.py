@@ -7,7 +7,6 @@ from absl import flags
 
 from launch import local
 from tests.running import REPOSITORY
-from trainer import host_memory
 from trainer.config import Config, define_flags, from_flags
 
 FLOORS = {
@@ -218,7 +217,5 @@ def test_no_file_is_long():
 
 def test_malloc_is_asked_the_same_everywhere():
     asked = local.MALLOC["GLIBC_TUNABLES"]
-    assert asked in (REPOSITORY / "Makefile").read_text()
+    assert f"{asked}\n" in (REPOSITORY / "Makefile").read_text()
     assert f"export GLIBC_TUNABLES={asked}\n" in (REPOSITORY / "docs" / "strategies.md").read_text()
-    sizes = {int(part.partition("=")[2]) for part in asked.split(":") if "hugetlb" not in part}
-    assert sizes == set(host_memory._KEPT.values())

@@ -14,9 +14,9 @@ _CONTAINER = (
     ("/sys/fs/cgroup/memory/memory.usage_in_bytes", "/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
 
-# Of mallopt(3), in bytes, as `make` asks for (docs/strategies.md, On CPUs).
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-_KEPT = {_M_TRIM_THRESHOLD: 64 * 2**20, _M_TOP_PAD: 64 * 2**20, _M_MMAP_THRESHOLD: 32 * 2**20}
+# What malloc is to keep, by its name among glibc's tunables: mallopt(3)'s number of it, and bytes (docs/strategies.md).
+_KEPT = {"mmap_threshold": (-3, 32 * 2**20), "trim_threshold": (-1, 64 * 2**20), "top_pad": (-2, 64 * 2**20)}
+TUNABLES = ":".join(["glibc.malloc.hugetlb=1", *(f"glibc.malloc.{name}={size}" for name, (_, size) in _KEPT.items())])
 
 
 class HostMemory(NamedTuple):
@@ -71,5 +71,5 @@ def keep_freed() -> None:
     if "glibc.malloc" not in os.environ.get("GLIBC_TUNABLES", ""):
         with contextlib.suppress(AttributeError):  # another C library
             mallopt = ctypes.CDLL(None).mallopt
-            for parameter, value in _KEPT.items():
-                mallopt(parameter, value)
+            for parameter, size in _KEPT.values():
+                mallopt(parameter, size)
