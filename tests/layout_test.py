@@ -67,6 +67,11 @@ ZERO1 = [
         marks=LONG,
     ),
     pytest.param(
+        ("--mesh=data=2,model=2", "--layout=megatron+zero1"),
+        ("--model=vit(width=256,depth=1)", "--optimizer=sgd(momentum=0.9)"),
+        marks=LONG,
+    ),
+    pytest.param(
         ("--mesh=data=4", "--layout=zero1"),
         ("--model=convnet(filters=(16,48,64),dropout=0)", "--optimizer=sgd(momentum=0.9,global_clipnorm=0.5)"),
         marks=LONG,

@@ -191,7 +191,8 @@ def create(name: str, beside_the_model: Mapping[str, Any], mesh: Mapping[str, in
                 "layout",
                 name,
                 f"there is no layout {part!r} for this model",
-                f"one of {known}, several joined by +, a JSON list of rules, or a path such as my_pkg.my_module:rules",
+                f"one of {known}, several joined by +, a JSON list of rules, or a path such as my_pkg.my_module:rules; "
+                "LAYOUTS = {name: rules} in the model's module gives it more of them (docs/layouts.md)",
             )
     return Layout(name, rules, mesh, shard_rest="fsdp" in parts, shard_slots="zero1" in parts)
 

@@ -5,6 +5,18 @@ from typing import Any
 import keras
 from keras import layers, ops
 
+# Tensor parallelism after Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053), as in transformer.py.
+LAYOUTS = {
+    "megatron": [
+        (r".*/(query|key|value)/kernel", [None, "model", None]),
+        (r".*/(query|key|value)/bias", ["model", None]),
+        (r".*/attention_output/kernel", ["model", None, None]),
+        (r"feed_forward_in_\d+/kernel", [None, "model"]),
+        (r"feed_forward_in_\d+/bias", ["model"]),
+        (r"feed_forward_out_\d+/kernel", ["model", None]),
+    ],
+}
+
 
 def build(
     input_shape: tuple[int, ...],
