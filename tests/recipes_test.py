@@ -1,0 +1,37 @@
+"""Recipes: the first line of each says how long it takes and what comes of it, and a run of it holds that."""
+
+import re
+import time
+
+import pytest
+
+from tests.running import REPOSITORY, summary, trainer
+
+FIRST_LINE = re.compile(
+    r"# python -m trainer --flagfile=launch/recipes/(?P<name>\w+)\.flags: "
+    r"(?P<time>[\d.]+) (?P<unit>seconds|minutes) on 2 cores; (?P<metric>\w+) (?P<value>[\d.]+)(, .*)?"
+)
+RECIPES = {
+    path.stem: FIRST_LINE.fullmatch(path.open().readline().strip())
+    for path in REPOSITORY.glob("launch/recipes/*.flags")
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if said and said["unit"] == "minutes" else ())
+        for name, said in sorted(RECIPES.items())
+    ],
+)
+def test_a_recipe_keeps_its_word(name, tmp_path, keras_home):
+    said = RECIPES[name]
+    assert said and said["name"] == name, f"{name}.flags does not begin with {FIRST_LINE.pattern}"
+    seconds = float(said["time"]) * {"seconds": 1, "minutes": 60}[said["unit"]]
+    before = time.monotonic()
+    flags = (f"--flagfile=launch/recipes/{name}.flags", f"--run_dir={tmp_path / 'run'}")
+    trainer(*flags, timeout=3 * seconds + 60, KERAS_HOME=keras_home)
+    # Other machines are slower, here another test runs beside, and a first import of TensorFlow reads half a GB.
+    assert time.monotonic() - before <= 3 * seconds + 20
+    # Another kind of processor rounds otherwise, and another release of Python has other sources to read.
+    assert summary(tmp_path / "run")["final"][said["metric"]] == pytest.approx(float(said["value"]), rel=0.02)
