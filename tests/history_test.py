@@ -4,12 +4,13 @@ import json
 import os
 import pathlib
 import signal
+import sys
 import time
 
 import pytest
 
 from launch.local import free_ports
-from tests.lab import container
+from tests.lab import container, lab
 from tests.running import finished, launch, lines, start, summary, trainer, wait_for_checkpoint
 
 FLAGS = ("--model=dense", "--log_every=10", "--evaluate_every=never", "--save_every=never")
@@ -72,6 +73,25 @@ def test_whose_data_are_slow_is_named_though_all_wait(backend, tmp_path):
     seconds = spent(tmp_path)
     assert seconds["others' data"] > 0.6 * sum(seconds.values()) and seconds["data"] < 0.1 * sum(seconds.values())
     assert max(line["data_wait"] for line in lines(tmp_path)) > 0.9  # of those that waited for a block
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+def test_a_slow_network_is_named(backend, tmp_path):
+    """Two hosts that send each other 340 kB a step, by 2.5 MB a second."""
+    strategy = "device_mesh" if backend == "jax" else "multi_worker_mirrored"
+    flags = (f"--strategy={strategy}", "--replicas=2", "--model=mlp", *FLAGS[1:], "--steps=200")
+    command = [sys.executable, "-m", "trainer", *flags, f"--run_dir={tmp_path}"]
+    with lab(2) as hosts:
+        hosts.throttle("20mbit")
+        addresses = ",".join(f"{address}:2222" for address in hosts.addresses)
+        processes = [hosts.start(i, [*command, f"--cluster={i}@{addresses}"]) for i in range(2)]
+        outs = [process.communicate(timeout=240)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outs
+    named = "communication: devices add up their gradients (timed alone), "
+    assert f"lost by  {named}" in outs[0] and summary(tmp_path)["bottleneck"].startswith(named)
+    trainer("report", f"--run_dir={tmp_path}")
+    assert f"Lost by: {named}" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.long

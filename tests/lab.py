@@ -47,6 +47,13 @@ class Lab:
         """Takes a host's cable out, or puts it back."""
         _ip("-n", self._switch, "link", "set", f"port{host}", "down" if down else "up")
 
+    def throttle(self, rate: str) -> None:
+        """Lets each host send no more than so much a second: '20mbit'."""
+        limit = ["tbf", "rate", rate, "burst", "32kbit", "latency", "1s"]
+        for space in self._spaces:
+            command = ["ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", "eth0", "root", *limit]
+            subprocess.run(command, check=True, capture_output=True)
+
     def close(self) -> None:
         """Removes the hosts."""
         for space in (*self._spaces, self._switch):

@@ -1,6 +1,7 @@
-"""Warnings of what goes wrong on a host while steps go right: no memory left, or one process slower than the others."""
+"""Warnings of what goes wrong while steps go right: no memory left, a process slower than the others, slow sums."""
 
 import concurrent.futures
+import math
 import os
 import statistics
 import sys
@@ -21,6 +22,7 @@ _LOOKS = 3  # at the pace, whose median counts
 _WORK = 0.1
 _SLOW = 2.0  # times as long as the others
 _SIDE = 256  # of the matrices of a piece of work
+_FLOATS = 2**24  # that are added up at most, to time it; more take in proportion
 
 
 class Health:
@@ -29,16 +31,21 @@ class Health:
     Args:
       parts: of the run.
       ledger: of this process.
+      step: steps done before this start.
     """
 
-    def __init__(self, parts: Assembly, ledger: Ledger) -> None:
-        self._parts, self._ledger = parts, ledger
+    def __init__(self, parts: Assembly, ledger: Ledger, step: int) -> None:
+        self._parts, self._ledger, self._first_step = parts, ledger, step
+        virtual = parts.strategy.on_cpu and parts.peers.cluster.size == 1
+        self._linked = parts.strategy.devices > 1 and not virtual  # by something that can be slow
         self._memory_told = False
         self._looked_at_memory = self._looked_at_pace = 0.0
         self._matrix = np.random.default_rng(0).normal(size=(_SIDE, _SIDE))
         self._paces: list[list[float]] = []  # seconds of a piece of work, of each process
         self._straggler = ""  # which process is slow, in words
         self._waits: list[float] = []  # seconds that each process has waited for its own data
+        self._looks = 0  # at the pace
+        self._exchange = 0.0  # seconds in which the devices add up a step's gradients, alone
 
     def look(self) -> None:
         """All processes call it at the same steps; it says what is new."""
@@ -46,7 +53,7 @@ class Health:
         if now - self._looked_at_memory > _MEMORY_EVERY:
             self._looked_at_memory = now
             self._look_at_memory()
-        if peers.cluster.size == 1:
+        if peers.cluster.size == 1 and not self._linked:
             return
         is_due = now - self._looked_at_pace > _PACE_EVERY
         gathered = peers.gather([is_due, self._ledger.seconds.get("data", 0.0)])
@@ -54,8 +61,13 @@ class Health:
         if not gathered[0][0]:
             return
         self._looked_at_pace = now
-        self._paces = [*self._paces, peers.gather(self._pace())][-_LOOKS:]
-        self._compare()
+        self._looks += 1
+        if self._looks == 2 and self._linked:  # once the steps have their pace
+            with self._ledger("measure"):
+                self._exchange = self._time_exchange()
+        if peers.cluster.size > 1:
+            self._paces = [*self._paces, peers.gather(self._pace())][-_LOOKS:]
+            self._compare()
 
     def _look_at_memory(self) -> None:
         memory = host_memory.read()
@@ -85,6 +97,11 @@ class Health:
             pieces += 1
         return pieces, time.thread_time() - on_core
 
+    def _time_exchange(self) -> float:
+        floats = sum(math.prod(v.shape) for v in self._parts.program.model.trainable_variables)
+        few = min(floats, _FLOATS)
+        return self._parts.strategy.exchange(few) * floats / few if few else 0.0
+
     def _compare(self) -> None:
         if len(self._paces) < _LOOKS:
             return
@@ -98,4 +115,5 @@ class Health:
 
     def verdict(self, seconds: Mapping[str, float]) -> Verdict:
         """What this start, of which so many seconds went to each purpose, loses time by."""
-        return verdict(seconds, self._straggler, self._waits)
+        steps = self._parts.peers.step - self._first_step
+        return verdict(seconds, self._straggler, self._waits, self._exchange * steps)

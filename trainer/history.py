@@ -60,7 +60,8 @@ class History:
         self._written = time.monotonic()
         now = {"step": step, "ended": ended, "updated": time.time(), "seconds": self._ledger.table()}
         try:
-            replace(self._path, json.dumps(self._facts | now))
+            # Where storage is slow, to wait for the disk each second would hold the steps up.
+            replace(self._path, json.dumps(self._facts | now), wait=bool(ended))
         except FileNotFoundError:
             raise
         except OSError as error:

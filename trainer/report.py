@@ -67,7 +67,7 @@ def _page(
         "<h2>Time</h2>",
         _bars(whole.seconds),
         f"<p>Goodput {whole.goodput:.1%}, {whole.device_hours:.3g} device-hours{_cost(config, whole)}. "
-        f"Lost by: {html.escape(verdict(whole.seconds).words or 'nothing that stands out')}.</p>",
+        f"Lost by: {html.escape(_lost_by(summary, whole))}.</p>",
         "<h2>Starts</h2>",
         _starts(starts),
         "<h2>What went wrong</h2>",
@@ -80,6 +80,11 @@ def _page(
     ]
     title = f"<title>{html.escape(name)}</title>"
     return f'<!doctype html><html lang="en"><meta charset="utf-8">{title}<style>{_STYLE}</style>\n' + "\n".join(parts)
+
+
+def _lost_by(summary: Mapping[str, Any], whole: history.Account) -> str:
+    """By all starts' time; what only a running process can find out is told by the last one."""
+    return verdict(whole.seconds).words or summary.get("bottleneck") or "nothing that stands out"
 
 
 def _cost(config: Config, whole: history.Account) -> str:

@@ -188,14 +188,21 @@ class RunDirectory:
         replace(self.path / "run.flags", "".join(f"{line}\n" for line in self._config.to_flags()))
 
 
-def replace(path: pathlib.Path, text: str) -> None:
-    """Writes a small text file so that a reader sees the old one or the new one, never a part."""
+def replace(path: pathlib.Path, text: str, wait: bool = True) -> None:
+    """Writes a small text file so that a reader sees the old one or the new one, never a part.
+
+    Args:
+      path: the file.
+      text: what it is to hold.
+      wait: until it is on the disk; otherwise a power failure may leave neither.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "w") as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())
+            if wait:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)

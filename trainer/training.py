@@ -55,7 +55,7 @@ class Training:
         self._tracing = False
         self.told, self._pace = 0, 1  # told: what all have agreed to obey; pace: see the clock
         self.owed = set(progress.owed)  # what was due when the start before was told to stop
-        self.health, self.utilization = Health(parts, ledger), Utilization(parts, self.step)
+        self.health, self.utilization = Health(parts, ledger, self.step), Utilization(parts, self.step)
         self._validation = Validation(parts, ledger, self.is_told)
         self.reporting: Reporting | Nothing = Nothing()
         self.history: History | Nothing = Nothing()

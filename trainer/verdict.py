@@ -17,6 +17,11 @@ _LIMITS = {
     ),
     "save": (0.05, "checkpoints: saves hold the training up", "a longer --save_every, or a faster disk for --run_dir"),
     "evaluate": (0.3, "evaluation", "a longer --evaluate_every"),
+    "exchange": (
+        0.4,
+        "communication: devices add up their gradients (timed alone)",
+        "a larger --global_batch, fewer processes, or a faster network between them",
+    ),
     "callbacks": (0.1, "callbacks", "a longer --log_every, or callbacks that do less"),
 }
 
@@ -33,13 +38,16 @@ class Verdict(NamedTuple):
     words: str
 
 
-def verdict(seconds: Mapping[str, float], straggler: str = "", waits: Sequence[float] = ()) -> Verdict:
+def verdict(
+    seconds: Mapping[str, float], straggler: str = "", waits: Sequence[float] = (), exchange: float = 0.0
+) -> Verdict:
     """Names the bottleneck.
 
     Args:
       seconds: by purpose, of a start or a run.
       straggler: which process is slow, in words, if one is.
       waits: seconds that each of several processes has waited for its own data.
+      exchange: seconds of its steps in which devices add up, if nothing is computed meanwhile.
     """
     if straggler:
         change = "look at its host (other jobs, heat, limits), or leave it out with --elastic"
@@ -47,6 +55,7 @@ def verdict(seconds: Mapping[str, float], straggler: str = "", waits: Sequence[f
     running = {purpose: seconds.get(purpose, 0.0) for purpose in ("step", *_LIMITS)}
     running["data"] += seconds.get(OTHERS_DATA, 0.0)
     whole = sum(running.values())
+    running["exchange"] = min(exchange, running["step"])
     above = {purpose: running[purpose] / whole for purpose in _LIMITS if running[purpose] > _LIMITS[purpose][0] * whole}
     if whole < _LEAST or not above:
         return Verdict("", "")

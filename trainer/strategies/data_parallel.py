@@ -15,7 +15,7 @@ from jax._src.lib import xla_client
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from input_pipeline.pipeline import Batch
-from trainer.strategies.base import Block
+from trainer.strategies.base import Block, quickest
 from trainer.strategies.jax_step import Leaf, Tally, Update
 from trainer.sums import Sums, Totals, Values
 
@@ -76,6 +76,15 @@ class FastLoop:
         new_values, totals = self.program(values, totals, block, np.array([first, count, step], np.int32))
         self._totals = jax.block_until_ready(totals) if self._shares_threads else totals
         return new_values, self._totals
+
+    def exchange(self, floats: int) -> float:
+        """See Strategy.exchange."""
+        add = functools.partial(jax.lax.psum, axis_name="data")
+        compiled = jax.jit(
+            jax.shard_map(add, mesh=self._mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False)
+        )
+        vector = placed(np.zeros(floats, np.float32), self._whole)
+        return quickest(lambda: jax.block_until_ready(compiled(vector)))
 
     def _steps(self, values: Values, totals: Totals, block: Block, numbers: Any) -> Any:
         first, count, step = (numbers[i] for i in range(3))

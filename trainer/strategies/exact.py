@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from input_pipeline.pipeline import Batch
-from trainer.strategies.base import Block
+from trainer.strategies.base import Block, quickest
 from trainer.strategies.data_parallel import (
     REPLICATED,
     at,
@@ -92,6 +92,12 @@ class ExactLoop:
             before = done
         new_values, totals = (joined(whole, part) for part in zip(*on_devices, strict=True))
         return new_values if self._update else None, totals
+
+    def exchange(self, floats: int) -> float:
+        """See Strategy.exchange."""
+        vector = np.zeros(floats, np.float32)
+        nodes = [[jax.device_put([vector], d) for _ in range(self._local_nodes)] for d in self._mesh.local_devices]
+        return quickest(lambda: jax.block_until_ready(self._exchange(nodes)))
 
     def _batches_of(self, step: int) -> list[list[Batch]]:
         """The replicas' batches of a step of the block, by device."""

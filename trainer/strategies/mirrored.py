@@ -4,7 +4,8 @@ import tensorflow as tf
 
 from trainer.cluster import Cluster
 from trainer.config import Config
-from trainer.strategies.tf_distribute import TFDistribute, hold_rounding_fixed
+from trainer.strategies.tf_distribute import TFDistribute
+from trainer.strategies.tf_sums import hold_rounding_fixed
 
 
 def create(config: Config, cluster: Cluster) -> TFDistribute:

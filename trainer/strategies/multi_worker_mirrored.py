@@ -11,7 +11,8 @@ from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.connection import listen
 from trainer.errors import UserError
-from trainer.strategies.tf_distribute import TFDistribute, hold_rounding_fixed
+from trainer.strategies.tf_distribute import TFDistribute
+from trainer.strategies.tf_sums import hold_rounding_fixed
 
 
 def create(config: Config, cluster: Cluster) -> TFDistribute:

@@ -22,7 +22,7 @@ from trainer.optimizers import each_of
 from trainer.program import Program
 from trainer.step import mean_gradients, mean_state
 from trainer.strategies import tf_flops
-from trainer.strategies.base import Block, Strategy
+from trainer.strategies.base import Block, Strategy, quickest
 from trainer.strategies.tf_sums import add, add_in_tree_order, add_over_processes, assign, at, repeat, sum_of_leaves
 from trainer.sums import Outcome, Sums, Totals
 from trainer.tree import Tree
@@ -31,13 +31,6 @@ from trainer.tree import Tree
 def _on_host(variable: keras.Variable) -> np.ndarray:
     """Its value, on CPUs without a copy. By way of one dim: of none, numpy takes no bfloat16 from TensorFlow."""
     return np.asarray(tf.reshape(variable.value, [-1])).reshape(variable.shape)
-
-
-def hold_rounding_fixed() -> None:
-    """Turns off what rewrites operations after the graph around them: the same step would be rounded
-    otherwise on one device and on two."""
-    passes = ("arithmetic_optimization", "constant_folding", "remapping")
-    tf.config.optimizer.set_experimental_options(dict.fromkeys(passes, False))
 
 
 class TFDistribute(Strategy):
@@ -115,6 +108,14 @@ class TFDistribute(Strategy):
         batch = map_structure(lambda a: tf.TensorSpec(a.shape[2:], a.dtype), spec)
         leaf = tf.function(self._gradient_sums, autograph=False).get_concrete_function(batch)
         return tf_flops.count(leaf.graph) * self._program.replicas
+
+    def exchange(self, floats: int) -> float:
+        def add_up() -> Any:
+            nodes = self._local_replicas // Tree.node_size(self._local_replicas)
+            return self._sum_over_devices([Sums(tf.zeros([floats]), [], [], [], [])] * nodes).objective[0]
+
+        call = tf.function(lambda: self._strategy.run(add_up), autograph=False)
+        return quickest(lambda: [float(x) for x in self._strategy.experimental_local_results(call())])
 
     def checksums(self) -> list[int]:
         if self.devices == 1:

@@ -1,4 +1,4 @@
-"""Sums in the tree's order on TensorFlow: over a device's logical replicas, over devices, over processes."""
+"""Sums on TensorFlow, in the tree's order: over a device's logical replicas, over devices, over processes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,13 @@ import tensorflow as tf
 from input_pipeline.pipeline import Batch
 from trainer.sums import Totals
 from trainer.tree import Tree
+
+
+def hold_rounding_fixed() -> None:
+    """Turns off what rewrites operations after the graph around them: the same step would be rounded
+    otherwise on one device and on two."""
+    passes = ("arithmetic_optimization", "constant_folding", "remapping")
+    tf.config.optimizer.set_experimental_options(dict.fromkeys(passes, False))
 
 
 def sum_of_leaves(leaf: Callable[[Any], list[Any]], leaves: int, nothing: list[Any]) -> list[Any]:
