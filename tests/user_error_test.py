@@ -153,6 +153,12 @@ def compiled(input_shape, classes, **arguments):
     return model
 
 
+def frozen(input_shape, classes):
+    model = linear(input_shape, classes)
+    model.trainable = False
+    return model
+
+
 def eager(input_shape, classes):
     model = linear(input_shape, classes)
     model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
@@ -412,6 +418,7 @@ def project(tmp_path):
         (["--model=user_project:noisy(seed='own')"], ["from no layer's seed", "SeedGenerator"]),
         (["--backend=tensorflow", "--model=user_project:noisy"], ["from no layer's seed", "SeedGenerator"]),
         (["--backend=tensorflow", "--model=user_project:noisy(seed='tensorflow')"], ["from no layer's seed"]),
+        (["--model=user_project:frozen"], ["no trainable variables, of 2", "trainable=True"]),
         (["--model=user_project:eager"], ["run_eagerly=True"]),
         (
             ["--model=user_project:auxiliary"],

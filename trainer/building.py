@@ -87,6 +87,13 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
             if flatten(y)
             else "let the source return (x, y): what it gives has no labels, so all of it goes to the model",
         ) from error
+    if not model.trainable_variables:  # of whose steps Keras's optimizers count none
+        raise UserError(
+            "model",
+            config.model,
+            f"has no trainable variables, of {len(model.variables)}: there is nothing to train",
+            "set trainable=True on the layers that are to learn",
+        )
     if training and type(model).call not in (Functional.call, keras.Sequential.call):
         # By call(): of a subclass of these two, Keras's symbolic outputs are those of the layers.
         outputs = (
