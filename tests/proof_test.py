@@ -111,6 +111,12 @@ def test_diff_names_where_two_runs_part(run, tmp_path):
     assert "another learning rate" in ran.stdout and "step 2: loss" in ran.stdout and "weights of step 3" in ran.stdout
     assert re.search(r"step 2: gradients of \d of \d layers differ in length, dense/\w+ first", ran.stdout)
     assert "two runs" in trainer("diff", str(a), code=2).stderr
+    # A run that was ended and then made longer has a line more, and the next line tells of fewer steps.
+    flags = ("--backend=jax", *FLAGS, "--log_every=3", f"--run_dir={tmp_path / 'longer'}")
+    trainer(*flags, "--steps=2")
+    trainer(*flags, "--steps=6")
+    trainer(*flags[:-1], "--steps=6", f"--run_dir={tmp_path / 'at_once'}")
+    assert "one run" in trainer("diff", str(tmp_path / "longer"), str(tmp_path / "at_once")).stdout
 
 
 @pytest.mark.long

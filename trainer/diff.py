@@ -3,6 +3,7 @@
 python -m trainer diff RUN_A RUN_B
 """
 
+import itertools
 import json
 import math
 import pathlib
@@ -38,7 +39,14 @@ class _Run:
             lines = records(path / "metrics.jsonl")
         except (OSError, ValueError) as error:
             raise UserError("run_dir", path, f"holds no run ({error})", "give two run directories") from None
+        # By the last step that they tell of; a run that was ended and then made longer has one more.
         self.lines: dict[int, dict[str, Any]] = {line["step"]: line for line in lines}
+        ends = sorted(self.lines)
+        self.since = dict(zip(ends, [0, *ends], strict=False))  # the end of the line before each
+        sums = itertools.accumulate(int(self.lines[end].get("ids", "0"), 16) for end in ends)
+        self.fed = {
+            end: ids % 2**64 for end, ids in zip(ends, sums, strict=True)
+        }  # checksum of all examples up to there
 
 
 def _definitions(a: _Run, b: _Run) -> Iterator[str]:
@@ -53,24 +61,27 @@ def _definitions(a: _Run, b: _Run) -> Iterator[str]:
 
 def _lines(a: _Run, b: _Run) -> Iterator[str]:
     """The first logged step at which they differ, causes before effects."""
-    common = sorted(a.lines.keys() & b.lines.keys())
-    last = 0
-    for step in common:
-        x, y = a.lines[step], b.lines[step]
-        where = f"step {step}" if step == last + 1 else f"between steps {last + 1} and {step} (--log_every=1 tells)"
-        for key, what in (("ids", "other examples were fed"), ("learning_rate", "another learning rate")):
-            if x.get(key) != y.get(key):
-                yield f"{where}: {what}: {x.get(key)}, {y.get(key)}"
-        differing = [key for key in x if key in y and key.startswith(("loss", "val_")) and relative(x[key], y[key])]
-        for key in differing[:1]:
-            yield f"{where}: {key} {x[key]!r}, {y[key]!r}: {relative(x[key], y[key]):.1e} apart"
-        norms = list(_norms(x.get("gradient_norms", {}), y.get("gradient_norms", {})))
-        yield from (f"{where}: {text}" for text in norms)
-        if differing or norms:
-            yield _worst(a, b, common)
+    ends = sorted(a.lines.keys() & b.lines.keys())
+    of_same_steps = [end for end in ends if a.since[end] == b.since[end]]
+    for last, end in zip([0, *ends], ends, strict=False):
+        x, y = a.lines[end], b.lines[end]
+        where = f"step {end}" if end == last + 1 else f"between steps {last + 1} and {end} (--log_every=1 tells)"
+        if others := a.fed[end] != b.fed[end]:
+            yield f"{where}: other examples were fed: {x.get('ids')}, {y.get('ids')}"
+        if x.get("learning_rate") != y.get("learning_rate"):
+            yield f"{where}: another learning rate: {x.get('learning_rate')}, {y.get('learning_rate')}"
+        differing = []
+        if end in of_same_steps:
+            differing = [key for key in x if key in y and key.startswith(("loss", "val_")) and relative(x[key], y[key])]
+            for key in differing[:1]:
+                yield f"{where}: {key} {x[key]!r}, {y[key]!r}: {relative(x[key], y[key]):.1e} apart"
+            norms = list(_norms(x.get("gradient_norms", {}), y.get("gradient_norms", {})))
+            yield from (f"{where}: {text}" for text in norms)
+            differing += norms
+        if differing or others:
+            yield from _worst(a, b, of_same_steps)
             return
-        last = step
-    if not common:
+    if not ends:
         yield "no step is in both logs"
 
 
@@ -92,10 +103,12 @@ def _norms(x: dict[str, float], y: dict[str, float]) -> Iterator[str]:
         )
 
 
-def _worst(a: _Run, b: _Run, common: list[int]) -> str:
-    logged = [step for step in common if "loss" in a.lines[step] and "loss" in b.lines[step]]
-    step = max(logged, key=lambda step: relative(a.lines[step]["loss"], b.lines[step]["loss"]))
-    return f"furthest apart in loss at step {step}: {relative(a.lines[step]['loss'], b.lines[step]['loss']):.1e}"
+def _worst(a: _Run, b: _Run, ends: list[int]) -> Iterator[str]:
+    logged = [end for end in ends if "loss" in a.lines[end] and "loss" in b.lines[end]]
+    if logged:
+        apart = {end: relative(a.lines[end]["loss"], b.lines[end]["loss"]) for end in logged}
+        end = max(logged, key=lambda end: apart[end])
+        yield f"furthest apart in loss at step {end}: {apart[end]:.1e}"
 
 
 def _weights(a: _Run, b: _Run) -> Iterator[str]:
