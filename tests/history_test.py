@@ -124,6 +124,16 @@ def test_a_crash_and_the_time_until_the_next_start_are_accounted_for(tmp_path):
     assert sum(whole.values()) == pytest.approx(last["updated"] - first["began"], rel=0.02)
     assert last["updated"] == pytest.approx(ended, abs=2)
     assert whole["lost"] >= 0 and 0 < summary(tmp_path)["goodput"] < 1
+    # A run that was at its end and is made longer has no summary until it is at its end again.
+    process = start(*flags, "--steps=1000000")
+    wait_for_checkpoint(process, tmp_path, step + 4000)
+    page = tmp_path / "report.html"
+    trainer("report", f"--run_dir={tmp_path}")
+    assert "<td>goes on" in page.read_text() and "not at its end" in page.read_text()
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    trainer("report", f"--run_dir={tmp_path}")
+    assert page.read_text().count("<td>broke off") == 2 and not (tmp_path / "summary.json").exists()
 
 
 @pytest.fixture

@@ -34,7 +34,11 @@ def run(config: Config) -> int:
     if definition is None or not directory.metrics.exists():
         raise UserError("run_dir", directory.path, "holds no run", "give the directory of a run")
     lines = records(directory.metrics)
-    page = _page(str(directory.path), config, definition, lines, _summary(directory), history.read(directory.starts))
+    starts = history.read(directory.starts)
+    for number, start in enumerate(starts, 1):
+        goes_on = number == len(starts) and directory.is_in_use()
+        start["ended"] = start["ended"] or ("goes on" if goes_on else "broke off")
+    page = _page(str(directory.path), config, definition, lines, _summary(directory), starts)
     replace(directory.path / "report.html", page)
     print(directory.path / "report.html")
     return OK
@@ -149,7 +153,7 @@ def _bars(seconds: Mapping[str, float]) -> str:
 def _starts(starts: Sequence[Mapping[str, Any]]) -> str:
     rows = "".join(
         f'<tr><td>{number}<td class="number">{start["first_step"]}<td class="number">{start["step"]}'
-        f'<td class="number">{duration(sum(start["seconds"].values()))}<td>{html.escape(start["ended"] or "killed")}'
+        f'<td class="number">{duration(sum(start["seconds"].values()))}<td>{html.escape(start["ended"])}'
         f"<td>{html.escape(start['strategy'])}"
         for number, start in enumerate(starts)
     )

@@ -123,6 +123,17 @@ class RunDirectory:
             os.close(self._lock)
             self._lock = None
 
+    def is_in_use(self) -> bool:
+        """Whether a run goes on in it, as far as this host's kernel knows."""
+        if not (lock := self.path / "lock").exists():
+            return False
+        with open(lock) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
     def definition(self) -> dict[str, Any] | None:
         """What definition.json says the run is, or None in a new directory."""
         try:

@@ -63,6 +63,8 @@ class Training:
             facts = {"devices": parts.strategy.device_count, "strategy": parts.strategy.description}
             self.history = History(directory.starts, ledger, facts, self.step)
             self.reporting = Reporting(config, directory, parts.steps, self.step, ledger)
+            if not self.ended:
+                directory.summary.unlink(missing_ok=True)  # of an end that is none any more
         self.reporting.say(printout.opening(parts, directory.path, restored.origin, self.step))
         self.reporting.define(
             printout.texts(parts), parts.program.model, config.definition() | parts.program.hyperparameters
