@@ -148,7 +148,7 @@ def _fed(folder: pathlib.Path) -> page.Row:
     from trainer.peers import Peers
 
     data = f"arrays(data_dir={str(folder)!r})"
-    config = Config(backend="jax", dataset=data, cache=str(folder / "fed"), global_batch=BATCH, steps=256)
+    config = Config(backend="jax", dataset=data, cache=str(folder / "fed"), global_batch=BATCH, steps=260)
     parts = assemble(config, Peers())
     measured = in_turn({"fed": training(parts), "kept": training(assemble(config, Peers()), kept=True)})
     found = ratio(measured["kept"], measured["fed"])

@@ -13,11 +13,11 @@ from benchmarks.rounds import training
 from trainer import backend
 from trainer.config import Config
 
-_SYNTHETIC = "synthetic(examples=16384, shape=(28, 28, 1))"
+_SYNTHETIC = "synthetic(examples=20480, shape=(28, 28, 1))"
 # Of small steps the cost is what single programs and moves cost beside one program; of long ones, sums.
 _CASES = {  # model: dataset, global batch, steps
     "mlp": (_SYNTHETIC, 256, 64),
-    "mlp(units=512)": (_SYNTHETIC, 512, 32),
+    "mlp(units=512)": (_SYNTHETIC, 512, 40),
     "transformer": ("text(context=64, files='*.py')", 32, 8),
 }
 

@@ -23,9 +23,9 @@ from trainer.config import Config
 
 # case: (the model's flag, shape of an example, batch, steps, target of ours to the hand-written loop, and to fit)
 _CASES: dict[str, tuple[str, tuple[int, ...], int, int, tuple[float, float]]] = {
-    "overhead: 16 units, batch 8": ("benchmarks.step_time:by_xla(units=16, depth=1)", (8,), 8, 2048, (0.25, 1 / 12)),
-    "mlp, batch 64": ("benchmarks.step_time:by_xla", (784,), 64, 256, (0.90, 1 / 1.5)),
-    "mlp, batch 512": ("benchmarks.step_time:by_xla", (784,), 512, 64, (1.02, 1.0)),
+    "overhead: 16 units, batch 8": ("benchmarks.step_time:by_xla(units=16, depth=1)", (8,), 8, 2000, (0.25, 1 / 12)),
+    "mlp, batch 64": ("benchmarks.step_time:by_xla", (784,), 64, 300, (0.90, 1 / 1.5)),
+    "mlp, batch 512": ("benchmarks.step_time:by_xla", (784,), 512, 60, (1.02, 1.0)),
     "mlp, batch 4096": ("benchmarks.step_time:by_xla", (784,), 4096, 8, (1.02, 1.0)),
 }
 
@@ -47,7 +47,7 @@ def main(name: str = "jax") -> None:
     rows = []
     for case, (model, shape, batch, steps, targets) in _CASES.items():
         if name == "tensorflow":  # whose calls take ten times as long
-            steps = min(steps, 1024)
+            steps = min(steps, 1000)
         sides = _sides(name, model, shape, batch, steps)
         measured = in_turn(sides, rounds=7, tolerance=1e-2)
         unit, per = ("µs", steps * 1e-6) if batch == 8 else ("ms", steps * 1e-3)
@@ -61,7 +61,7 @@ def main(name: str = "jax") -> None:
             found = ratio(ours, theirs)
             rows.append(page.compared(case, rival, ours, theirs, found, per, f"{unit} a step", target))
     # Many short rounds, each with a line of the log or two: of few long ones the median swings by 5 %.
-    rows += [_watched(name, batch, steps, rounds) for batch, steps, rounds in ((64, 256, 25), (512, 128, 15))]
+    rows += [_watched(name, batch, steps, rounds) for batch, steps, rounds in ((64, 300, 25), (512, 100, 15))]
     page.record(
         f"step-{name}",
         f"What does a step cost beside Keras's own? ({name})",

@@ -1,5 +1,6 @@
 """How many steps are read as one block: as many as make a large read, and take no longer than a second."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +15,10 @@ _READING = 1.0  # seconds
 _STREAMED = 1024  # examples
 
 
-def block_steps(source: Source, global_batch: int, pace: float = 0.0, most: int = 256) -> int:
-    """How many steps a block holds: a power of two, 2 to `most`; of 8 MB at most, if it can be.
+def block_steps(source: Source, global_batch: int, pace: float = 0.0, most: int = 256, logged: int = 0) -> int:
+    """How many steps a block holds: 2 to `most`, of 8 MB at most, if it can be.
+
+    A power of two, or a number that lines of the log fall between: steps that the log cuts are computed by a call more.
 
     Args:
       source: the examples.
@@ -23,14 +26,25 @@ def block_steps(source: Source, global_batch: int, pace: float = 0.0, most: int 
       pace: seconds that an example takes to be read. A block is read in a second, if it can be, for until it is
         there no step is done, and no signal obeyed.
       most: how many steps it may hold.
+      logged: steps between two lines of the log; 0: not known.
     """
     examples = _most(source)
     if pace:
         examples = min(examples, _READING / pace)
     if is_streamed(source):  # whose pace is not known before it is read
         examples = min(examples, _STREAMED)
-    steps = max(2, int(examples / global_batch))
-    return min(most, 1 << (steps.bit_length() - 1))
+    limit = max(2, min(most, int(examples / global_batch)))
+    powers = [2**i for i in range(limit.bit_length())]
+    lengths = powers[1:]
+    if logged:
+        lengths += [n for n in range(2, limit + 1) if logged % n == 0]
+        lengths += [logged * n for n in powers if 2 <= logged * n <= limit]
+
+    def calls(steps: int) -> float:
+        """That the steps between two lines of the log take."""
+        return logged / steps + 1 - math.gcd(logged, steps) / steps
+
+    return max(lengths, key=lambda steps: (-calls(steps), steps))
 
 
 def pace(source: Source, augment: Callable[[Example, Any], Example] | None = None) -> float:

@@ -79,6 +79,14 @@ def test_devices_change_in_mid_run(backend, tmp_path):
     assert summary(tmp_path / "moved")["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
 
 
+def test_a_block_s_length_changes_nothing(tmp_path):
+    """Of 202 steps, and 256: the former are no multiple of those that are unstacked together."""
+    flags = ("--backend=jax", "--exact", "--replicas=2", "--steps=210", "--evaluate_every=never")
+    for log_every in ("101", "1epoch"):
+        trainer(*flags, f"--log_every={log_every}", f"--run_dir={tmp_path / log_every}")
+    assert len({summary(directory)["weights_sha256"] for directory in tmp_path.iterdir()}) == 1
+
+
 def test_what_can_t_be_exact_is_refused(tmp_path):
     refused = trainer(
         "--exact", "--strategy=device_mesh", "--devices=2", "--layout=fsdp", f"--run_dir={tmp_path}", code=2

@@ -113,6 +113,14 @@ def test_a_block_of_slow_examples_is_short(seconds, a_read, steps):
     assert block_steps(source, 24, pace(source)) in (steps, steps // 2)  # sleep() takes some longer than it is told
 
 
+@pytest.mark.parametrize(
+    ("logged", "most", "steps"),
+    [(0, 256, 256), (100, 256, 200), (10, 256, 160), (97, 256, 194), (100, 20, 20), (100, 17, 16)],
+)
+def test_lines_of_the_log_fall_between_blocks(logged, most, steps):
+    assert block_steps(Slow(), 24, most=most, logged=logged) == steps
+
+
 def test_what_changes_examples_takes_its_time_too():
     # Long enough that a sleep which a busy machine draws out does not show.
     assert pace(Slow(), lambda example, keys: time.sleep(0.05 * len(keys))) == pytest.approx(0.05, rel=0.2)

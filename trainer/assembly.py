@@ -16,6 +16,7 @@ from input_pipeline.labels import Labels
 from input_pipeline.pipeline import Pipeline
 from input_pipeline.source import Arrays, DataError, Source, example_spec, flatten
 from trainer import backend, philox, plugins, policy, strategies
+from trainer.clock import Interval
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.peers import Peers
@@ -50,14 +51,15 @@ class Assembly:
 
     def pipeline(self, source: Source, shuffled: bool) -> Pipeline:
         """Batches of a source for this strategy's devices."""
-        replicas = self.program.replicas
+        replicas, cadence = self.program.replicas, Interval.parse(self.config.log_every)
+        logged = int(cadence.amount) if shuffled and cadence.unit == "step" else 0
         return Pipeline(
             source,
             self.config.seed,
             self.config.global_batch,
             replicas,
             self.strategy.shares(replicas),
-            block_steps(source, self.config.global_batch, self.pace, 256 if shuffled else 32),
+            block_steps(source, self.config.global_batch, self.pace, 256 if shuffled else 32, logged),
             self._labels,
             shuffled,
             self.config.prefetch,

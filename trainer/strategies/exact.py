@@ -103,7 +103,8 @@ class ExactLoop:
         """The replicas' batches of a step of the block, by device."""
         if step not in self._batches:
             # A few steps at a time: XLA compiles a program of many results slowly.
-            start = step // _UNSTACKED * _UNSTACKED
+            last = jax.tree.leaves(self._parts)[0].shape[0] - _UNSTACKED
+            start = max(0, min(step // _UNSTACKED * _UNSTACKED, last))
             by_device = [self._unstack(part, start) for part in self._parts]
             self._batches = {start + i: list(batches) for i, batches in enumerate(zip(*by_device, strict=True))}
         return self._batches[step]
@@ -177,7 +178,7 @@ _add_up = jax.jit(lambda nodes: Tree.add_up(nodes, _added))
 
 
 def _unstack(block: Block, start: int) -> list[list[Batch]]:
-    """(K, n, b, ...), K a power of two -> batches of one replica each of the steps from `start`, [step][replica]."""
+    """(K, n, b, ...) -> batches of one replica each of the steps from `start`, [step][replica]."""
     steps, replicas = jax.tree.leaves(block)[0].shape[:2]
     few = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, min(steps, _UNSTACKED)), block)
     return [[at(few, i, r) for r in range(replicas)] for i in range(min(steps, _UNSTACKED))]
