@@ -17,17 +17,21 @@ RECIPES = {
 }
 
 
+def seconds_of(said):
+    return float(said["time"]) * {"seconds": 1, "minutes": 60}[said["unit"]]
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.long if said and said["unit"] == "minutes" else ())
+        pytest.param(name, marks=pytest.mark.long if said and seconds_of(said) > 10 else ())
         for name, said in sorted(RECIPES.items())
     ],
 )
 def test_a_recipe_keeps_its_word(name, tmp_path, keras_home):
     said = RECIPES[name]
     assert said and said["name"] == name, f"{name}.flags does not begin with {FIRST_LINE.pattern}"
-    seconds = float(said["time"]) * {"seconds": 1, "minutes": 60}[said["unit"]]
+    seconds = seconds_of(said)
     before = time.monotonic()
     flags = (f"--flagfile=launch/recipes/{name}.flags", f"--run_dir={tmp_path / 'run'}")
     trainer(*flags, timeout=3 * seconds + 60, KERAS_HOME=keras_home)
