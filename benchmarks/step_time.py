@@ -23,7 +23,7 @@ from trainer.config import Config
 
 # case: (the model's flag, shape of an example, batch, steps, target of ours to the hand-written loop, and to fit)
 _CASES: dict[str, tuple[str, tuple[int, ...], int, int, tuple[float, float]]] = {
-    "overhead: 16 units, batch 8": ("benchmarks.step_time:by_xla(units=16, depth=1)", (8,), 8, 2000, (0.25, 1 / 12)),
+    "overhead: 16 units, batch 8": ("benchmarks.step_time:by_xla(units=16, depth=1)", (8,), 8, 1600, (0.25, 1 / 12)),
     "mlp, batch 64": ("benchmarks.step_time:by_xla", (784,), 64, 300, (0.90, 1 / 1.5)),
     "mlp, batch 512": ("benchmarks.step_time:by_xla", (784,), 512, 60, (1.02, 1.0)),
     "mlp, batch 4096": ("benchmarks.step_time:by_xla", (784,), 4096, 8, (1.02, 1.0)),
@@ -47,7 +47,7 @@ def main(name: str = "jax") -> None:
     rows = []
     for case, (model, shape, batch, steps, targets) in _CASES.items():
         if name == "tensorflow":  # whose calls take ten times as long
-            steps = min(steps, 1000)
+            steps = min(steps, 800)
         sides = _sides(name, model, shape, batch, steps)
         measured = in_turn(sides, rounds=7, tolerance=1e-2)
         unit, per = ("µs", steps * 1e-6) if batch == 8 else ("ms", steps * 1e-3)

@@ -15,7 +15,7 @@ _READING = 1.0  # seconds
 _STREAMED = 1024  # examples
 
 
-def block_steps(source: Source, global_batch: int, pace: float = 0.0, most: int = 256, logged: int = 0) -> int:
+def block_steps(source: Source, global_batch: int, pace: float = 0.0, most: int = 1024, logged: int = 0) -> int:
     """How many steps a block holds: 2 to `most`, of 8 MB at most, if it can be.
 
     A power of two, or a number that lines of the log fall between: steps that the log cuts are computed by a call more.

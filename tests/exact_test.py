@@ -80,9 +80,9 @@ def test_devices_change_in_mid_run(backend, tmp_path):
 
 
 def test_a_block_s_length_changes_nothing(tmp_path):
-    """Of 202 steps, and 256: the former are no multiple of those that are unstacked together."""
-    flags = ("--backend=jax", "--exact", "--replicas=2", "--steps=210", "--evaluate_every=never")
-    for log_every in ("101", "1epoch"):
+    """Of 514 steps, and 1,024: the former are no multiple of those that are unstacked together."""
+    flags = ("--backend=jax", "--exact", "--replicas=2", "--steps=520", "--evaluate_every=never")
+    for log_every in ("514", "1epoch"):
         trainer(*flags, f"--log_every={log_every}", f"--run_dir={tmp_path / log_every}")
     assert len({summary(directory)["weights_sha256"] for directory in tmp_path.iterdir()}) == 1
 

@@ -106,7 +106,7 @@ def test_evaluation_reads_each_example_once():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "a_read", "steps"), [(0.0, 0.0, 256), (1e-3, 0.0, 32), (0.02, 0.0, 2), (0.0, 0.05, 256)]
+    ("seconds", "a_read", "steps"), [(0.0, 0.0, 1024), (1e-3, 0.0, 32), (0.02, 0.0, 2), (0.0, 0.05, 1024)]
 )
 def test_a_block_of_slow_examples_is_short(seconds, a_read, steps):
     source = Slow(seconds, a_read)
@@ -115,7 +115,7 @@ def test_a_block_of_slow_examples_is_short(seconds, a_read, steps):
 
 @pytest.mark.parametrize(
     ("logged", "most", "steps"),
-    [(0, 256, 256), (100, 256, 200), (10, 256, 160), (97, 256, 194), (100, 20, 20), (100, 17, 16)],
+    [(0, 1024, 1024), (100, 1024, 800), (10, 256, 160), (97, 256, 194), (100, 20, 20), (100, 17, 16)],
 )
 def test_lines_of_the_log_fall_between_blocks(logged, most, steps):
     assert block_steps(Slow(), 24, most=most, logged=logged) == steps

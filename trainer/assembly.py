@@ -59,7 +59,7 @@ class Assembly:
             self.config.global_batch,
             replicas,
             self.strategy.shares(replicas),
-            block_steps(source, self.config.global_batch, self.pace, 256 if shuffled else 32, logged),
+            block_steps(source, self.config.global_batch, self.pace, 1024 if shuffled else 32, logged),
             self._labels,
             shuffled,
             self.config.prefetch,

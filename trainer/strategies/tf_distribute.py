@@ -7,7 +7,7 @@ tf.function, so the host is not asked between steps.
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -23,6 +23,7 @@ from trainer.program import Program
 from trainer.step import mean_gradients, mean_state
 from trainer.strategies import tf_flops
 from trainer.strategies.base import Block, Strategy, quickest
+from trainer.strategies.tf_call import Compiled
 from trainer.strategies.tf_sums import add, add_in_tree_order, add_over_processes, assign, at, repeat, sum_of_leaves
 from trainer.sums import Outcome, Sums, Totals
 from trainer.tree import Tree
@@ -73,9 +74,10 @@ class TFDistribute(Strategy):
         self._xla = program.jit_compile and program.replicas == 1 and not self._in_tree_order
         if program.jit_compile:
             self.description += ", XLA" if self._xla else ", no XLA: that is for one logical replica without --exact"
-        # No AutoGraph: the loops are written out, and errors of the model's keep their own type.
-        compiled = functools.partial(tf.function, reduce_retracing=True, autograph=False, jit_compile=self._xla or None)
-        self._train, self._evaluate = compiled(self._train_steps), compiled(self._evaluate_steps)
+        self._train, self._evaluate = (
+            Compiled(functools.partial(self._steps, one_step), self._xla or None)
+            for one_step in (self._train_step, self._evaluate_step)
+        )
         self._predict = tf.function(self._outputs, reduce_retracing=True, autograph=False)
         self._sum_bits = tf.function(lambda: self._strategy.run(self._bits), autograph=False)
 
@@ -85,12 +87,12 @@ class TFDistribute(Strategy):
         return itertools.islice(blocks, pipeline.blocks_from(first_block))
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
-        return self._call(self._train, block, *map(np.int32, (first, count, step)), totals)
+        return self._call(self._train, block, np.array([first, count, step], np.int32), totals)
 
     def evaluate(self, block: Block, first: int, count: int, totals: Totals) -> Totals:
-        return self._call(self._evaluate, block, *map(np.int32, (first, count)), totals)
+        return self._call(self._evaluate, block, np.array([first, count, 0], np.int32), totals)
 
-    def _call(self, function: Any, *arguments: Any) -> Totals:
+    def _call(self, function: Compiled, *arguments: Any) -> Totals:
         """Calls a compiled function; what XLA can't compile in it is told as the user's to change."""
         try:
             return function(*arguments)
@@ -131,17 +133,12 @@ class TFDistribute(Strategy):
     def _outputs(self, x: Any) -> Any:
         return self._objective.outputs(*self._read_variables(), x)
 
-    def _train_steps(self, block: Block, first: Any, count: Any, step: Any, totals: Totals) -> Totals:
+    def _steps(self, one_step: Callable[[Block, Any], Outcome], block: Block, numbers: Any, totals: Totals) -> Totals:
+        first, count, step = tf.unstack(numbers)
+
         def one(i: Any, totals: Totals) -> tuple[Any, Totals]:
-            outcome = self._first_device(self._strategy.run(self._train_step, (block, first + i)))
+            outcome = self._first_device(self._strategy.run(one_step, (block, first + i)))
             return i + 1, self._objective.add(totals, outcome, step + i)
-
-        return repeat(count, one, totals)
-
-    def _evaluate_steps(self, block: Block, first: Any, count: Any, totals: Totals) -> Totals:
-        def one(i: Any, totals: Totals) -> tuple[Any, Totals]:
-            outcome = self._first_device(self._strategy.run(self._evaluate_step, (block, first + i)))
-            return i + 1, self._objective.add(totals, outcome, i)
 
         return repeat(count, one, totals)
 
