@@ -53,7 +53,7 @@ def main(name: str = "jax") -> None:
         unit, per = ("µs", steps * 1e-6) if batch == 8 else ("ms", steps * 1e-3)
         ours, single = measured.pop("ours"), measured.pop("ours, a step a call")
         by_hand = measured["loop by hand"]
-        found, target = ratio(single, by_hand), 1.3 if name == "jax" else None
+        found, target = ratio(single, by_hand), 1.3
         single_case = f"{case}, a step a call"
         rows.append(page.compared(single_case, "loop by hand", single, by_hand, found, per, f"{unit} a step", target))
         for rival, theirs in measured.items():

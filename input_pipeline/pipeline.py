@@ -53,6 +53,7 @@ class Pipeline:
       prefetch: blocks read ahead, and at least as many threads that read.
       augment: as in Dataset; while shuffled only.
       most: steps of a pass, where not all will be asked for; 0: all.
+      example: structure of an example, where it is known; (): example 0 is read for it.
     """
 
     source: Source
@@ -66,13 +67,14 @@ class Pipeline:
     prefetch: int = 2
     augment: Callable[[Any, Any], Any] | None = None
     most: int = 0
+    example: Example = ()
 
     def __post_init__(self) -> None:
         self.error: Exception | None = None  # what the source raised
         self._fed: dict[int, int] = collections.defaultdict(int)  # step: checksum of the ids of our shares
         self._lock = threading.Lock()
         self._whole: tuple[int, Example] = (-1, ())  # of streamed data: the last block that was read
-        self._example = example_spec(self.source)
+        self._example = self.example or example_spec(self.source)
         self._padded = not self.shuffled and len(self.source) % self.global_batch != 0
 
     @property

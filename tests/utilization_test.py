@@ -23,7 +23,11 @@ for model, dataset in json.loads(sys.argv[2]):
     config = Config(backend=name, model=model, dataset=dataset, global_batch=32, replicas=4, steps=1)
     with Peers(ALONE, 600) as peers:
         parts = assemble(config, peers)
-        counted[model] = parts.strategy.flops(parts.pipeline(parts.dataset.train, shuffled=True).spec)
+        train, held_out = parts.dataset.train, parts.dataset.validation
+        parts.pipeline(train, shuffled=True)
+        train.read = held_out.read = None  # in mid-run a source may stall: it is asked in threads alone
+        parts.pipeline(held_out, shuffled=False)
+        counted[model] = parts.strategy.flops(parts.pipeline(train, shuffled=True).spec)
 counted["peaks"] = [matrix_product("float32"), matrix_product("bfloat16")]
 print(json.dumps(counted))
 """

@@ -50,7 +50,17 @@ class Assembly:
     pace: float
 
     def pipeline(self, source: Source, shuffled: bool) -> Pipeline:
-        """Batches of a source for this strategy's devices."""
+        """Batches of a source for this strategy's devices; asked for again, without a read: in mid-run it may stall."""
+        known = id(source), shuffled
+        if known not in self._pipelines:
+            self._pipelines[known] = self._pipeline(source, shuffled)
+        return dataclasses.replace(self._pipelines[known])
+
+    @functools.cached_property
+    def _pipelines(self) -> dict[tuple[int, bool], Pipeline]:
+        return {}
+
+    def _pipeline(self, source: Source, shuffled: bool) -> Pipeline:
         replicas, cadence = self.program.replicas, Interval.parse(self.config.log_every)
         logged = int(cadence.amount) if shuffled and cadence.unit == "step" else 0
         return Pipeline(
@@ -64,6 +74,7 @@ class Assembly:
             shuffled,
             self.config.prefetch,
             self.dataset.augment,
+            example=example_spec(source),
         )
 
     @functools.cached_property
@@ -98,7 +109,8 @@ class Assembly:
         """Raises UserError where what is evaluated is of other shapes than training, which the model does not take."""
         known = [self.dataset.spec]
         for source in filter(None, (self.dataset.validation, self.dataset.evaluation)):
-            if (spec := example_spec(source)) not in known:
+            spec = self.pipeline(source, shuffled=False).example
+            if spec not in known:
                 known.append(spec)
                 try:
                     self.program.check_takes(spec)

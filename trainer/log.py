@@ -1,5 +1,6 @@
 """Lines of the log: what the steps since the line before come to."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -87,21 +88,26 @@ class Log:
         """Whether a line does."""
         return bool(self._waiting)
 
-    def waited(self) -> list[Line]:
-        """The lines that have waited, fetched."""
-        lines, self._waiting = self._waiting, []
+    def waited(self, newest: bool = True) -> list[Line]:
+        """The lines that have waited, fetched; without the newest, its steps may be in flight."""
+        end = len(self._waiting) - (not newest)
+        lines, self._waiting = self._waiting[:end], self._waiting[end:]
         return [self.fetched(line) for line in lines]
 
     def fetched(self, line: Line) -> Line:
         """A line with its totals on the host, and its metrics."""
         totals = line.totals.on_host()
-        metrics = self._parts.program.objective.results(totals) if any(totals.counted[:2]) else {}
-        return line._replace(totals=totals, metrics=metrics)
+        results = functools.partial(self._parts.program.objective.results, totals)
+        return line._replace(
+            totals=totals, metrics=self._parts.strategy.aside(results) if any(totals.counted[:2]) else {}
+        )
 
     def facts(self, line: Line) -> dict[str, Any]:
         """What metrics.jsonl says of a line beside its metrics; all processes call it together."""
         facts: dict[str, Any] = {
-            "learning_rate": self._parts.program.learning_rate(line.step),
+            "learning_rate": self._parts.strategy.aside(
+                functools.partial(self._parts.program.learning_rate, line.step)
+            ),
             "ids": self.ids(line),
             "gradient_norms": self._parts.program.objective.gradient_norms(line.totals),
         }

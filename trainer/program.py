@@ -69,6 +69,7 @@ class Program:
         )
         skips, scaled = policy.parse(config.on_nan).name == "skip", hasattr(self.optimizer, "dynamic_scale")
         self.objective = Objective(self.model, losses, metrics, skips, scaled)
+        self._constant: float | None = None  # the learning rate, where it is
 
     def check_takes(self, spec: Example) -> None:
         """Traces an evaluation of one such example.
@@ -91,9 +92,12 @@ class Program:
         """Learning rate of the step after so many, of several optimizers the first's."""
         first = optimizers.each_of(self.optimizer)[0]
         schedule = first._learning_rate
-        if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule) or self.scales_loss:
-            return float(keras.ops.convert_to_numpy(first.learning_rate))
-        return float(keras.ops.convert_to_numpy(schedule(keras.ops.convert_to_tensor(step))))
+        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule) and not self.scales_loss:
+            return float(keras.ops.convert_to_numpy(schedule(keras.ops.convert_to_tensor(step))))
+        # To look at the variable is to wait for the steps in flight. Of a Keras optimizer, callbacks alone set it.
+        if self._constant is None or self.config.callbacks or not type(first).__module__.startswith("keras."):
+            self._constant = float(keras.ops.convert_to_numpy(first.learning_rate))
+        return self._constant
 
     @property
     def scales_loss(self) -> bool:

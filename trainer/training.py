@@ -122,7 +122,9 @@ class Training:
         line = self._log.line(self.step)
         if not (logs or self._log.waits):
             due.discard("tell")
-        if not (due - {"log"} or trouble or self.ended) and (not logs or self._log.keeps(line)):
+        if not (due - {"log", "tell"} or trouble or self.ended) and (not logs or self._log.keeps(line)):
+            if "tell" in due and (trouble := self._tell_what_waits(newest=not logs)):  # the steps in flight go on
+                raise self._guard.error(trouble, self.recovery.last_good)
             return
         trouble = trouble or self._tell_what_waits()
         with self._ledger("step"):  # whose end may have to be waited for
@@ -186,10 +188,10 @@ class Training:
         self.told = max(self.parts.peers.gather(self._preemption.told))
         return bool(self.told)
 
-    def _tell_what_waits(self) -> str:
+    def _tell_what_waits(self, newest: bool = True) -> str:
         """Tells the lines of the log that wait, up to the first with trouble, which it returns in words."""
         with self._ledger("step"):
-            lines = self._log.waited()
+            lines = self._log.waited(newest)
         for line in lines:
             if trouble := self._trouble(line):
                 return trouble

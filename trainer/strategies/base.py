@@ -5,7 +5,7 @@ import contextlib
 import math
 import timeit
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 
@@ -15,6 +15,7 @@ from trainer.program import Program
 from trainer.sums import Totals
 
 Block = Any  # a pipeline's Batch, on the strategy's devices
+Result = TypeVar("Result")
 
 
 class Strategy(abc.ABC):
@@ -97,6 +98,10 @@ class Strategy(abc.ABC):
           x: as the model takes it, (examples, ...); the same shape at each call.
         """
         return None
+
+    def aside(self, compute: Callable[[], Result]) -> Result:
+        """Computes something small with the backend, such as a line's metrics, while steps are in flight."""
+        return compute()
 
     def flops(self, spec: Any) -> float:
         """Floating-point operations of one training step over all devices, as written down; 0: not known.

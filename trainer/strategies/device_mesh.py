@@ -4,7 +4,8 @@ import collections
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from trainer.config import Config
 from trainer.layouts import Layout
 from trainer.program import Program
 from trainer.strategies import jax_devices, jax_norms, pictures
-from trainer.strategies.base import Block, Strategy
+from trainer.strategies.base import Block, Result, Strategy
 from trainer.strategies.data_parallel import FastLoop, per_device
 from trainer.strategies.exact import ExactLoop
 from trainer.strategies.host_values import Gathering, OnMesh, assign, own_pieces, sum_bits
@@ -77,6 +78,7 @@ class DeviceMesh(Strategy):
         self._sharded = layout.shards_variables or len(sizes) > 1
         self.mesh = jax.sharding.Mesh(np.array(devices).reshape(*sizes.values()), tuple(sizes))
         self._placing = Placing(self.mesh, layout, abstract)
+        self._aside = ThreadPoolExecutor(1, "aside")
 
     @property
     def device_count(self) -> int:
@@ -179,6 +181,10 @@ class DeviceMesh(Strategy):
     def _outputs(self) -> Any:
         """(values, x) -> outputs, compiled."""
         return jax.jit(self._step.outputs)
+
+    def aside(self, compute: Callable[[], Result]) -> Result:
+        # A CPU computes what each thread asks for in its order, an accelerator what all do: behind the steps.
+        return self._aside.submit(jax_devices.by_host, compute).result()
 
     def exchange(self, floats: int) -> float:
         return self._loops[True].exchange(floats)

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.strategies import jax_compiled
+from trainer.strategies.base import Result
 from trainer.strategies.data_parallel import placed
 
 
@@ -53,6 +55,16 @@ def take(config: Config, cluster: Cluster) -> tuple[list[jax.Device], str]:
             "set XLA_FLAGS=--xla_force_host_platform_device_count before the start, or unset it",
         )
     return devices, description
+
+
+def by_host(compute: Callable[[], Result]) -> Result:
+    """Computes with this host's CPU, unless the environment keeps JAX from it."""
+    try:
+        cpu = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        cpu = None
+    with jax.default_device(cpu):
+        return compute()
 
 
 def _found(kind: str | None = None) -> list[jax.Device]:
