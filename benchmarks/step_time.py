@@ -91,8 +91,8 @@ def _sides(name: str, spec: str, shape: tuple[int, ...], batch: int, steps: int)
     parts = assemble(config, Peers())
     program = parts.program
     pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
-    blocks = [pipeline.read_block(i) for i in range(steps // pipeline.block)]
-    x, y = (np.concatenate([b[k].reshape(-1, *b[k].shape[3:]) for b in blocks]) for k in "xy")
+    blocks = [pipeline.read_block(i) for i in range(-(-steps // pipeline.block))]
+    x, y = (np.concatenate([b[k].reshape(-1, *b[k].shape[3:]) for b in blocks])[: steps * batch] for k in "xy")
 
     def fresh() -> Any:
         """A model of its own, as compile() makes it, with the weights that ours begins with."""

@@ -44,9 +44,8 @@ class _Run:
         ends = sorted(self.lines)
         self.since = dict(zip(ends, [0, *ends], strict=False))  # the end of the line before each
         sums = itertools.accumulate(int(self.lines[end].get("ids", "0"), 16) for end in ends)
-        self.fed = {
-            end: ids % 2**64 for end, ids in zip(ends, sums, strict=True)
-        }  # checksum of all examples up to there
+        # Checksums of all examples up to there.
+        self.fed = {end: ids % 2**64 for end, ids in zip(ends, sums, strict=True)}
 
 
 def _definitions(a: _Run, b: _Run) -> Iterator[str]:

@@ -58,7 +58,7 @@ def take(config: Config, cluster: Cluster) -> tuple[list[jax.Device], str]:
 
 
 def by_host(compute: Callable[[], Result]) -> Result:
-    """Computes with this host's CPU, unless the environment keeps JAX from it."""
+    """Computes with this host's CPU; the same by the accelerator, but later, where JAX_PLATFORMS leaves CPUs out."""
     try:
         cpu = jax.local_devices(backend="cpu")[0]
     except RuntimeError:
