@@ -143,13 +143,15 @@ class SlowSource:
         return self._source.read(ids)
 
 
-def slow_data(seconds: float):
-    """Digits that are read slowly, but by processes with $FAST."""
+def slow_data(seconds: float = 0.0, evaluation: float = 0.0):
+    """Digits that are read slowly, each in so many seconds, but by processes with $FAST."""
     from input_pipeline import digits
 
     data = digits.load()
-    train = SlowSource(data.train, 0.0 if os.environ.get("FAST") else seconds)
-    return type("Data", (), {"train": train, "evaluation": data.evaluation, "classes": 10})
+    if os.environ.get("FAST"):
+        seconds = evaluation = 0.0
+    sources = SlowSource(data.train, seconds), SlowSource(data.evaluation, evaluation)
+    return type("Data", (), {"train": sources[0], "evaluation": sources[1], "classes": 10})
 
 
 class StallingSource:

@@ -128,18 +128,17 @@ def test_twenty_stops_at_any_moment_lose_nothing(tmp_path):
 
 
 def test_a_line_whose_evaluation_is_broken_off_is_the_next_start_s(tmp_path):
-    data = "--dataset=synthetic(examples=2000, evaluation_examples=200000)"
+    data = "--dataset=tests.faulty:slow_data(evaluation=0.02)"  # 7 seconds
     flags = ("--backend=jax", data, "--steps=20", "--log_every=5", "--evaluate_every=10", "--save_every=never")
     process = start(*flags, f"--run_dir={tmp_path}")
-    while not (tmp_path / "metrics.jsonl").exists() or not lines(tmp_path):
+    while not (tmp_path / "metrics.jsonl").exists() or not lines(tmp_path):  # told where the evaluation begins
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
-    time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 75 and "Stopped by SIGTERM after step 10" in out, err
     assert [line["step"] for line in lines(tmp_path)] == [5]
-    trainer(*flags, f"--run_dir={tmp_path}")
+    trainer(*flags, f"--run_dir={tmp_path}", FAST="1")
     assert [(line["step"], "val_loss" in line) for line in lines(tmp_path)] == [(5, 0), (10, 1), (15, 0), (20, 1)]
 
 
