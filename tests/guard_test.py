@@ -1,5 +1,6 @@
 """A loss that is not finite, or leaps: stop, skip, roll back. Checkpoints that are kept; deadlines; host memory."""
 
+import math
 import time
 
 import pytest
@@ -112,6 +113,33 @@ def test_a_bit_that_flips_on_one_device_is_noticed(backend, tmp_path):
     trainer(*flags, flip, f"--run_dir={run}")
     trainer(*flags, f"--run_dir={whole}")
     assert summary(run)["weights_sha256"] == summary(whole)["weights_sha256"]
+
+
+OVERFLOWING = """
+import keras
+
+def build(input_shape, classes):
+    layers = [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)]
+    return keras.Sequential([layers[0], keras.layers.Rescaling(4.0), *layers[1:]])
+"""
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_steps_whose_scaled_loss_overflows_are_steps(backend, tmp_path):
+    """The optimizer leaves them out, and does not count them: saves, and what goes on from them, do."""
+    (tmp_path / "overflowing.py").write_text(OVERFLOWING)
+    flags = ("--model=overflowing:build", "--precision=mixed_float16", f"--backend={backend}", "--log_every=1")
+    flags += ("--save_every=10", "--keep=9", "--evaluate_every=never")
+    for run, ends in (("whole", [40]), ("parts", [17, 40])):
+        for steps in ends:
+            trainer(*flags, f"--steps={steps}", f"--run_dir={run}", cwd=tmp_path)
+        saved = [int(path.name) for path in sorted((tmp_path / run / "checkpoints").iterdir())]
+        assert saved == sorted({0, 10, 20, 30, *ends})
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    left_out = [line for line in lines(whole) if not all(map(math.isfinite, line["gradient_norms"].values()))]
+    assert 0 < len(left_out) < 20
+    assert summary(parts)["weights_sha256"] == summary(whole)["weights_sha256"]
+    assert [line["ids"] for line in lines(parts)] == [line["ids"] for line in lines(whole)]
 
 
 MODEL = """

@@ -24,7 +24,7 @@ def run(config: Config, peers: Peers) -> int:
         if parts.dataset.evaluation is not None:
             results |= evaluate(parts, parts.dataset.evaluation, "test_")
     print(words(results))
-    print(json.dumps({"step": parts.program.step, **results}))
+    print(json.dumps({"step": int(path.name), **results}))
     return OK
 
 

@@ -83,10 +83,10 @@ class Program:
         values = [[keras.KerasTensor(v.shape, v.dtype) for v in some] for some in variables]
         compute_output_spec(lambda t, s, batch: self.objective(t, s, batch, training=False)[0], *values, batch)
 
-    @property
-    def step(self) -> int:
-        """Steps done, as the optimizer counts them."""
-        return int(keras.ops.convert_to_numpy(self.optimizer.iterations))
+    def count_steps(self, left_out: int) -> None:
+        """Has the optimizer count steps that changed nothing, as if it had done them."""
+        counter = self.optimizer.iterations
+        counter.assign(int(keras.ops.convert_to_numpy(counter)) + left_out)
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of the step after so many, of several optimizers the first's."""
@@ -161,7 +161,11 @@ class Program:
 
         All processes call it together.
         """
-        keeping = [each for each in optimizers.each_of(self.optimizer) if each.use_ema and self.step]
+        keeping = [
+            each
+            for each in optimizers.each_of(self.optimizer)
+            if each.use_ema and keras.ops.convert_to_numpy(each.iterations)
+        ]
         pairs = [
             pair
             for o in keeping

@@ -146,10 +146,13 @@ class Recovery:
         found = self._load_newest(nth)
         return int(found[1]["step"]) if found else None
 
-    def save(self, now: Progress, metrics: dict[str, float], due: bool = True, last: bool = False) -> None:
+    def save(
+        self, step: int, now: Progress, metrics: dict[str, float], due: bool = True, last: bool = False
+    ) -> None:
         """Copies the run's state if it is due or the best; a thread writes it, and removes what is no longer kept.
 
         Args:
+          step: steps done. Not as the optimizer counts them, which leaves out those whose scaled loss overflows.
           now: what is saved beside the variables.
           metrics: this step's evaluation, if there was one.
           due: whether to save even if it is not the best.
@@ -159,30 +162,30 @@ class Recovery:
           FileNotFoundError: the run directory is gone.
         """
         self._directory.checkpoints.stat()  # Keras would make it anew
-        self._state = {"progress": progress.pack(now), "metrics": metrics}
+        self._state = {"step": step, "progress": progress.pack(now), "metrics": metrics}
         self._committed = False
         if last:
             self._writer.wait()
         if np.isfinite(metrics.get("val_loss", np.nan)):  # nothing is better than what is no number
-            self._when_best.on_epoch_end(self._program.step, metrics)
+            self._when_best.on_epoch_end(step, metrics)
         if due and not self._committed:
-            self._when_due.on_epoch_end(self._program.step, metrics)
+            self._when_due.on_epoch_end(step, metrics)
 
     def save_weights(self, filepath: str, overwrite: bool = True) -> None:
         """What the two ModelCheckpoints call in a model's place: commits the whole run, never in place."""
         self._committed = True
         if self._when_best.best != self.best.get("val_loss"):
-            self.best = self._state["metrics"] | {"step": self._program.step}
+            self.best = self._state["metrics"] | {"step": self._state["step"]}
         if not all(self._peers.gather(self._writer.is_ready())):
             return
         program, cluster, parent = self._program, self._peers.cluster, self._directory.checkpoints
-        step, pieces = program.step, program.pieces()
+        pieces = program.pieces()
         with ThreadPoolExecutor(1) as beside:  # numpy copies while the devices compute
             copying = beside.submit(self._copies, program.values() if pieces is None else {})
-            probe = self._probe() if step else None
+            probe = self._probe() if self._state["step"] else None
         values = copying.result()
         held = pieces or {path: [Piece((), value)] for path, value in values.items()}
-        state: dict[str, Any] = {**self._state, "step": step, "best": self.best, "probe": probe}
+        state: dict[str, Any] = {**self._state, "best": self.best, "probe": probe}
 
         def write() -> None:
             self._unsound = not_finite(held)

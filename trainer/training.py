@@ -165,7 +165,7 @@ class Training:
             step = self.recovery.roll_back(nth) if nth else None
             if step is None:
                 raise self._guard.error(trouble, self.recovery.last_good)
-            self.parts.program.optimizer.iterations.assign(self.step)
+            self.parts.program.count_steps(self.step - step)
         self._log.begin()
         self.reporting.say(f"rolled back: {trouble}; steps {step + 1} to {self.step} are left out")
         self.reporting.note(self.step, {"rolled_back_to": step, "why": trouble, "ids": self._log.ids(line)})
@@ -226,7 +226,7 @@ class Training:
             progress = Progress(line.totals, self._log.checksum(line), *memories, self.stopped, sorted(self.owed))
             began = self.clock.now()
             with self._ledger("last save" if self.ended else "save"):  # the last one holds no steps up
-                self.recovery.save(progress, evaluation, due, self.ended)
+                self.recovery.save(self.step, progress, evaluation, due, self.ended)
             self._log.stalled(self.clock.now() - began)
         if self.ended and (trouble := self.recovery.settle(last=True)):
             raise self._guard.error(trouble, self.recovery.last_good)
