@@ -146,9 +146,7 @@ class Recovery:
         found = self._load_newest(nth)
         return int(found[1]["step"]) if found else None
 
-    def save(
-        self, step: int, now: Progress, metrics: dict[str, float], due: bool = True, last: bool = False
-    ) -> None:
+    def save(self, step: int, now: Progress, metrics: dict[str, float], due: bool = True, last: bool = False) -> None:
         """Copies the run's state if it is due or the best; a thread writes it, and removes what is no longer kept.
 
         Args:
