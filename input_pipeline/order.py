@@ -4,12 +4,15 @@ Pass p over n examples is a permutation of 0..n-1 keyed by (seed, p), evaluated 
 is no shuffle buffer, no iterator state, and looking up position 10**12 costs what position 0 costs.
 """
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
 
 _ROUNDS = 7
+_MOST_BITS = 24  # of numbers whose rounds are looked up, in 230 kB at most
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -65,18 +68,34 @@ def permute(index: npt.ArrayLike, n: int, key: Words) -> npt.NDArray[np.int64]:
 
 def _feistel(x: Words, bits: int, key: Words) -> Words:
     low_bits = np.uint64(bits // 2)
-    high_bits = np.uint64(bits) - low_bits
-    low_mask = (np.uint64(1) << low_bits) - np.uint64(1)
-    high_mask = (np.uint64(1) << high_bits) - np.uint64(1)
-    low, high = x & low_mask, x >> low_bits
-    with np.errstate(over="ignore"):
-        for r in range(_ROUNDS):
-            round_key = key + np.uint64(r + 1) * _GOLDEN
-            if r % 2:
-                high ^= _mix(round_key ^ low) & high_mask
-            else:
-                low ^= _mix(round_key ^ high) & low_mask
+    low, high = x & _mask(bits // 2), x >> low_bits
+    looked_up = not np.ndim(key) and bits <= _MOST_BITS
+    for r in range(_ROUNDS):
+        half = low if r % 2 else high
+        change = _rounds(int(key), bits)[r].take(half.view(np.int64)) if looked_up else _round(r, half, bits, key)
+        if r % 2:
+            high ^= change
+        else:
+            low ^= change
     return (high << low_bits) | low
+
+
+def _round(r: int, half: Words, bits: int, key: Words) -> Words:
+    """What round r adds to one half of a value for the other; even rounds change the low one."""
+    with np.errstate(over="ignore"):
+        changed = bits - bits // 2 if r % 2 else bits // 2
+        return _mix((key + np.uint64(r + 1) * _GOLDEN) ^ half) & _mask(changed)
+
+
+@functools.lru_cache(4)
+def _rounds(key: int, bits: int) -> list[Words]:
+    """For each round, `_round` of each half that there is: half of the time where many values have one key."""
+    sizes = [2 ** (bits // 2 if r % 2 else bits - bits // 2) for r in range(_ROUNDS)]
+    return [_round(r, np.arange(size, dtype=np.uint64), bits, np.uint64(key)) for r, size in enumerate(sizes)]
+
+
+def _mask(bits: int) -> np.uint64:
+    return np.uint64(2**bits - 1)
 
 
 def order(seed: int, positions: npt.ArrayLike, n: int) -> npt.NDArray[np.int64]:
