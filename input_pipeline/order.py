@@ -91,7 +91,7 @@ def _round(r: int, half: Words, bits: int, key: Words) -> Words:
 def _rounds(key: int, bits: int) -> list[Words]:
     """For each round, `_round` of each half that there is: half of the time where many values have one key."""
     sizes = [2 ** (bits // 2 if r % 2 else bits - bits // 2) for r in range(_ROUNDS)]
-    return [_round(r, np.arange(size, dtype=np.uint64), bits, np.uint64(key)) for r, size in enumerate(sizes)]
+    return [_round(r, np.arange(size, dtype=np.uint64), bits, np.array(key, np.uint64)) for r, size in enumerate(sizes)]
 
 
 def _mask(bits: int) -> np.uint64:

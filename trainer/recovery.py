@@ -160,7 +160,7 @@ class Recovery:
           FileNotFoundError: the run directory is gone.
         """
         self._directory.checkpoints.stat()  # Keras would make it anew
-        self._state = {"step": step, "progress": progress.pack(now), "metrics": metrics}
+        self._state: dict[str, Any] = {"step": step, "progress": progress.pack(now), "metrics": metrics}
         self._committed = False
         if last:
             self._writer.wait()
