@@ -361,6 +361,24 @@ def project(tmp_path):
     return tmp_path
 
 
+IN_16_BITS = """
+import keras
+
+def build(input_shape, classes):
+    layers = keras.layers
+    return keras.Sequential([keras.Input(input_shape), layers.Rescaling(1 / 16), layers.Flatten(),
+        layers.Dense(32, "silu"), layers.RMSNormalization(), layers.Dense(classes)])
+"""
+
+
+def test_a_model_in_16_bits_is_exported(tmp_path):
+    """A SavedModel's graph rounds elsewhere than the model that is called."""
+    (tmp_path / "narrow.py").write_text(IN_16_BITS)
+    flags = ("--model=narrow:build", "--precision=mixed_bfloat16", "--steps=100", "--evaluate_every=never")
+    trainer(*flags, "--run_dir=run", cwd=tmp_path)
+    assert "agrees with the model" in trainer("export", "--run_dir=run", cwd=tmp_path).stdout
+
+
 def test_evaluate_and_export(project):
     """Anywhere, whatever the layout; and of the averages that the optimizer keeps."""
     averages = "--optimizer=adam(use_ema=True, ema_momentum=0.9)"
