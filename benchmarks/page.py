@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.paired import Ratio, Side, busy
+from trainer import host_memory
 
 ROOT = pathlib.Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "performance"
@@ -49,8 +50,10 @@ Written by `make bench` (programs in `benchmarks/`), each table from the JSON of
 sides of a comparison do the same work on the same data, which is checked before anything is timed, and take turns. A
 ratio is the median of the rounds' ratios; in brackets that of the fastest rounds, and of processor time. Below 1 is
 faster than the rival. A ratio is marked *noisy* where the first two disagree by more than 15 %, or other jobs were
-running: then it is no figure to quote. All sides have the memory that `make` asks the C library for
-(strategies.md, On CPUs).
+running: then it is no figure to quote. All sides have the memory that `make` asks the C library for, or a table says
+that they have not (strategies.md, On CPUs).
+
+How much of an accelerator training uses: `python -m benchmarks.accelerator`, for which TensorFlow need not be there.
 """
 
 
@@ -112,11 +115,16 @@ def record(name: str, question: str, conditions: str, rows: Sequence[Row]) -> No
     FOLDER.mkdir(parents=True, exist_ok=True)
     kept = {"question": question, "conditions": conditions, "machine": machine(), "rows": [r._asdict() for r in rows]}
     (FOLDER / f"{name}.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
-    print(f"{question}\n{conditions}; {kept['machine']}")
+    show(question, conditions, rows)
+    write()
+
+
+def show(question: str, conditions: str, rows: Sequence[Row]) -> None:
+    """Prints the rows."""
+    print(f"{question}\n{conditions}; {machine()}")
     for row in rows:
         noisy = "  noisy" if row.noisy else ""
         print(f"  {row.case:<40} {row.ours:>24}  {row.rival:<34} {row.theirs:>24}  {row.ratio}  {row.held}{noisy}")
-    write()
 
 
 def machine() -> str:
@@ -132,9 +140,11 @@ def machine() -> str:
             versions.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
             versions.append(f"no {package}")
+    as_make = os.environ.get("GLIBC_TUNABLES") == host_memory.TUNABLES
+    memory = "" if as_make else ", not the memory that make asks for"
     load = os.getloadavg()[0]
     today = datetime.date.today()
-    return f"{os.cpu_count()} cores of {model}, {', '.join(versions)}, load {load:.1f}, {today}"
+    return f"{os.cpu_count()} cores of {model}, {', '.join(versions)}{memory}, load {load:.1f}, {today}"
 
 
 def write() -> None:

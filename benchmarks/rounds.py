@@ -35,7 +35,7 @@ def training(
     pipeline, steps = parts.pipeline(parts.dataset.train, shuffled=True), parts.config.steps
     fed = strategy.feed(pipeline)
     if kept:
-        fed = itertools.cycle(list(itertools.islice(fed, steps // pipeline.block)))
+        fed = itertools.cycle(list(itertools.islice(fed, -(-steps // pipeline.block))))
 
     def once() -> float:
         totals, done = parts.program.objective.no_totals(), 0
@@ -72,7 +72,7 @@ def run(config: Config, steps: int) -> "Iterator[tuple[Assembly, Callable[[], fl
 
         def once() -> float:
             nonlocal block
-            for _ in range(steps // length):
+            for _ in range(-(-steps // length)):
                 first = training.step
                 with ledger("data"):
                     block = next(blocks)

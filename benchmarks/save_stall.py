@@ -52,7 +52,7 @@ def main(backend: str, millions: float, interval: float) -> int:
             stalls, copies = [], []
             while len(stalls) < _SAVES and process.poll() is None:
                 time.sleep(1)
-                found = [line["save_stall"] for line in _lines(pathlib.Path(scratch, "run", "metrics.jsonl"))]
+                found = seen(pathlib.Path(scratch, "run"))
                 if len(found) > len(stalls):
                     stalls = found
                     time.sleep(interval / 2)  # the write is over by then
@@ -79,11 +79,11 @@ def main(backend: str, millions: float, interval: float) -> int:
     return int(stall > 0.05 * interval)
 
 
-def _lines(path: pathlib.Path) -> list[dict[str, float]]:
-    if not path.exists():
-        return []
-    lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
-    return [line for line in map(json.loads, lines) if "save_stall" in line]
+def seen(run_dir: pathlib.Path) -> list[float]:
+    """The seconds for which saves held a run up, as far as its log tells."""
+    path = run_dir / "metrics.jsonl"
+    lines = [line for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+    return [line["save_stall"] for line in map(json.loads, lines) if "save_stall" in line]
 
 
 def _copy(millions: float) -> float:

@@ -48,8 +48,16 @@ def main(name: str = "jax") -> None:
     for case, (model, shape, batch, steps, targets) in _CASES.items():
         if name == "tensorflow":  # whose calls take ten times as long
             steps = min(steps, 800)
-        sides = _sides(name, model, shape, batch, steps)
-        measured = in_turn(sides, rounds=7, tolerance=1e-2)
+        config = Config(
+            backend=name,
+            model=model,
+            dataset=f"synthetic(examples={steps * batch}, shape={shape})",
+            cache="memory",
+            learning_rate=1e-4,
+            steps=steps,
+            global_batch=batch,
+        )
+        measured = in_turn(sides(config), rounds=7, tolerance=1e-2)
         unit, per = ("µs", steps * 1e-6) if batch == 8 else ("ms", steps * 1e-3)
         ours, single = measured.pop("ours"), measured.pop("ours, a step a call")
         by_hand = measured["loop by hand"]
@@ -72,22 +80,14 @@ def main(name: str = "jax") -> None:
     )
 
 
-def _sides(name: str, spec: str, shape: tuple[int, ...], batch: int, steps: int) -> dict[str, Callable[[], float]]:
-    """Ways of doing the same steps from the same weights on the same examples; each returns the mean loss."""
+def sides(config: Config) -> dict[str, Callable[[], float]]:
+    """Ways of doing the steps of a run from the same weights on the same examples; each returns the mean loss."""
     import keras
 
     from trainer.assembly import assemble
     from trainer.peers import Peers
 
-    config = Config(
-        backend=name,
-        model=spec,
-        dataset=f"synthetic(examples={steps * batch}, shape={shape})",
-        cache="memory",
-        learning_rate=1e-4,
-        steps=steps,
-        global_batch=batch,
-    )
+    steps, batch = config.steps, config.global_batch
     parts = assemble(config, Peers())
     program = parts.program
     pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
@@ -113,14 +113,14 @@ def _sides(name: str, spec: str, shape: tuple[int, ...], batch: int, steps: int)
         data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
         return float(of_tf_data.fit(data, verbose=0).history["loss"][0])
 
-    by_hand = {"jax": _loop_in_jax, "tensorflow": _loop_in_tensorflow}[name](fresh(), x, y, batch)
-    sides = {
+    by_hand = {"jax": _loop_in_jax, "tensorflow": _loop_in_tensorflow}[config.backend](fresh(), x, y, batch)
+    ways = {
         "ours": training(parts),
         "ours, a step a call": training(assemble(config, Peers()), most=1),
         "loop by hand": by_hand,
         "fit, arrays": fit_arrays,
     }
-    return sides | ({"fit, tf.data": fit_tf_data} if importlib.util.find_spec("tensorflow") else {})
+    return ways | ({"fit, tf.data": fit_tf_data} if importlib.util.find_spec("tensorflow") else {})
 
 
 def _watched(name: str, batch: int, steps: int, rounds: int) -> page.Row:

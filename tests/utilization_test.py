@@ -56,3 +56,45 @@ def test_operations_of_a_step():
     # JAX leaves out products with a convolution's padding, and counts elementwise operations, too.
     for model, _ in MODELS:
         assert jax[model] == pytest.approx(tensorflow[model], rel=0.25), model
+
+STAY = """
+from trainer import backend
+from trainer.cluster import ALONE
+from trainer.config import Config
+from trainer.peers import Peers
+
+backend.prepare("jax", False)
+from trainer.assembly import assemble
+dataset = "synthetic(shape=(16, 16, 3), classes=10)"
+# The most first: a process's virtual devices are made for its first run.
+for devices, model in ((2, "mlp"), (2, "convnet"), (1, "mlp"), (1, "convnet")):
+    strategy = "device_mesh" if devices > 1 else "one_device"
+    config = Config(backend="jax", strategy=strategy, devices=devices if devices > 1 else 0, model=model,
+                    dataset=dataset, global_batch=32, replicas=2, steps=2)
+    with Peers(ALONE, 600) as peers:
+        parts = assemble(config, peers)
+        block = next(parts.strategy.feed(parts.pipeline(parts.dataset.train, shuffled=True)))
+        parts.strategy.train(block, 0, 1, 0, parts.program.objective.no_totals())
+        left = [variable.value for variable in parts.program.variables.values()]
+        taken = {id(value) for group in parts.strategy._state.values() for value in group}
+        print(devices, model, sum(id(value) in taken for value in left) / len(left))
+"""
+
+
+def test_what_a_step_leaves_is_taken_as_it_is():
+    """Of many small variables, to place them anew takes longer than the step."""
+    arguments = [sys.executable, "-c", STAY]
+    out = subprocess.run(arguments, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
+    assert not out.returncode, out.stderr
+    assert [line.split()[-1] for line in out.stdout.splitlines()] == ["1.0"] * 4, out.stdout
+
+
+@pytest.mark.long
+def test_the_benchmark_of_accelerators_does_all_it_is_to_do():
+    """On a CPU, with small models: a line of each question."""
+    arguments = [sys.executable, "-m", "benchmarks.accelerator", "--small"]
+    out = subprocess.run(arguments, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=600)
+    assert not out.returncode, out.stderr
+    lines = out.stdout.splitlines()[2:]
+    asked = ("products of two matrices", "loop by hand", "fit, arrays", "its blocks kept on the device", "held up")
+    assert all(any(words in line for line in lines) for words in asked), out.stdout
