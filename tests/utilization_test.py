@@ -57,6 +57,7 @@ def test_operations_of_a_step():
     for model, _ in MODELS:
         assert jax[model] == pytest.approx(tensorflow[model], rel=0.25), model
 
+
 STAY = """
 from trainer import backend
 from trainer.cluster import ALONE
