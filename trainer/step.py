@@ -153,12 +153,14 @@ class Objective:
         """Totals of no steps, on the host: each line of the log begins with them."""
         return Totals(np.zeros(self._ends[-1], np.float32), np.array(Counts(0, 0, NEVER), np.int32))
 
-    def outcome(self, sums: Sums) -> Outcome:
-        """What complete sums come to."""
+    def outcome(self, sums: Sums, loss_scale: Tensor | float = 1.0) -> Outcome:
+        """What complete sums come to; their gradients are those of the loss times its scale."""
         norms, healthy = ops.zeros((len(self.model.trainable_variables),), "float32"), ops.isfinite(sums.objective)
         if sums.gradients:
-            norms = self.squared_norms(sums.gradients) * ops.square(_scale(sums))
-            if not self._scaled:
+            norms = self.squared_norms(sums.gradients) * ops.square(_scale(sums) / loss_scale)
+            if self._scaled:  # the optimizer leaves a step out whose gradients overflow
+                norms = ops.where(ops.isfinite(ops.sum(norms)), norms, 0.0)
+            else:
                 healthy = ops.logical_and(healthy, ops.isfinite(ops.sum(norms)))
         parts = [sums.objective, sums.weight, norms, *sums.metrics]
         return Outcome(ops.concatenate([ops.reshape(part, (-1,)) for part in parts]), healthy)

@@ -92,7 +92,7 @@ class FastLoop:
         def one(i: Any, carry: tuple[Values, Totals]) -> tuple[Values, Totals]:
             values, totals = carry
             sums = self._sums(values, at(block, first + i))
-            totals = self._tally(totals, sums, step + i)
+            totals = self._tally(totals, values, sums, step + i)
             if self._update:
                 values = self._update(values._replace(trainable=self._shares(values.trainable)), sums)
                 values = values._replace(trainable=self._gathered(values.trainable))

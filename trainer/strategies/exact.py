@@ -175,7 +175,8 @@ class ExactLoop:
 
     def _finish_step(self, values: Values, totals: Totals, node: Node, step: Any) -> tuple[Values, Totals]:
         sums = unpacked(node, self._sums)
-        return self._update(values, sums) if self._update else values, self._tally(totals, sums, step)
+        totals = self._tally(totals, values, sums, step)
+        return self._update(values, sums) if self._update else values, totals
 
 
 def _added(a: Node, b: Node) -> Node:

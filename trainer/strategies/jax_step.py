@@ -16,7 +16,7 @@ from trainer.sums import Sums, Totals, Values
 Forward = Callable[[list[Any], Values, Batch], tuple[Any, Sums]]  # (trainable, values, batch) -> (objective, Sums)
 Leaf = Callable[[Values, Batch], Sums]  # (values, one replica's batch) -> Sums
 Update = Callable[[Values, Sums], Values]  # (values, complete Sums) -> new values
-Tally = Callable[[Totals, Sums, Any], Totals]  # (totals, complete Sums, step) -> new totals
+Tally = Callable[[Totals, Values, Sums, Any], Totals]  # (totals, values, complete Sums, step) -> new totals
 
 
 class PureStep:
@@ -68,9 +68,9 @@ class PureStep:
                     new.optimizer[i] = optimizer[i]
         return new
 
-    def tally(self, totals: Totals, sums: Sums, step: Any) -> Totals:
-        """The totals with a step more."""
-        return self._objective.add(totals, self._objective.outcome(sums), step)
+    def tally(self, totals: Totals, values: Values, sums: Sums, step: Any) -> Totals:
+        """The totals with a step more, of the values before it."""
+        return self._objective.add(totals, self._objective.outcome(sums, self._loss_scale(values)), step)
 
     def _loss_scale(self, values: Values) -> Any:
         for variable, value in zip(self._variables, values.optimizer, strict=True):

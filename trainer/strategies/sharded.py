@@ -233,7 +233,7 @@ class ShardedLoop:
                 return jax.tree.map(jnp.add, sums, self._sums(values, batches)), None
 
             sums, _ = jax.lax.scan(add_turn, sums, jax.tree.map(lambda a: a[1:], turns))
-        totals = self._tally(totals, sums, step)
+        totals = self._tally(totals, values, sums, step)
         if not self._update:
             return None, totals
         return self._update(values._replace(trainable=_constrained(values.trainable, self._slots)), sums), totals

@@ -155,8 +155,8 @@ class TFDistribute(Strategy):
 
     def _train_step(self, block: Block, i: Any) -> Outcome:
         sums = self._sum_over_devices(self._local_sums(block, i, training=True))
-        outcome = self._objective.outcome(sums)
         model, optimizer = self._program.model, self._program.optimizer
+        outcome = self._objective.outcome(sums, getattr(optimizer, "dynamic_scale", 1.0))
         state = [tf.convert_to_tensor(v) for v in self._objective.state_variables]
         before = [tf.identity(v) for v in self._undone] if self._objective.skips else []
         new_state = mean_state(sums, state, self._program.replicas)
