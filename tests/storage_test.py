@@ -105,6 +105,14 @@ def test_compiled_programs_that_were_cut_are_kept_anew(tmp_path):
     assert len(weights) == 1
 
 
+def test_a_program_is_compiled_once_for_all_devices(tmp_path):
+    """Of a device each, as --exact has them; XLA takes as long for each as for the first."""
+    flags = ("--strategy=device_mesh", "--devices=4", "--replicas=4", "--steps=2", f"--run_dir={tmp_path / 'run'}")
+    trainer(*flags, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"))
+    kept = [path.name.partition("-")[0] for path in (tmp_path / "compiled").glob("*-cache")]
+    assert kept.count("jit__finish_step") == 2  # of training and of evaluation
+
+
 def test_a_death_at_every_call_of_a_save(tmp_path):
     """Whatever a save has done when the process dies, the checkpoint before or the new one is whole."""
     ran = subprocess.run(

@@ -1,22 +1,24 @@
-"""The programs that JAX keeps from start to start: one that a kill has cut is compiled, and kept, anew."""
+"""The programs that JAX keeps from start to start, and finds again: cut by a kill, or compiled for another device."""
 
 import contextlib
 import pathlib
 import sys
 from typing import Any
 
-from jax._src import compilation_cache, config
+from jax._src import cache_key, compilation_cache, config
 
 _read = compilation_cache.get_executable_and_time
+_hash_options = cache_key._hash_serialized_compile_options
 
 
 def mend() -> None:
-    """From here on, what can't be read is removed.
+    """From here on, what can't be read is removed, and a program for one device is found for any of its kind.
 
     JAX writes them in place, so that a kill leaves a part of one. It would warn of that, compile the program and leave
-    the file as it is, at each start again.
+    the file as it is, at each start again. And on CPUs it would compile a program anew for each virtual device.
     """
     compilation_cache.get_executable_and_time = _read_or_remove
+    cache_key._hash_serialized_compile_options = _hash_for_any_device
 
 
 def _read_or_remove(
@@ -30,3 +32,10 @@ def _read_or_remove(
             kept.unlink()
         print(f"{kept} can't be read, and is compiled anew: {error}", file=sys.stderr, flush=True)
         return None, None
+
+
+def _hash_for_any_device(hashed: Any, options: Any, strip_device_assignment: bool = False) -> Any:
+    """As JAX's, which leaves out on GPUs which one a program is for: it is loaded for the one that asks."""
+    devices = options.device_assignment
+    alone = bool(devices) and devices.replica_count() * devices.computation_count() == 1
+    return _hash_options(hashed, options, strip_device_assignment=strip_device_assignment or alone)
