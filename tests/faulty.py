@@ -77,6 +77,18 @@ class Always(keras.callbacks.Callback):
             raise RuntimeError("the planted fault")
 
 
+class Touch(keras.callbacks.Callback):
+    """Makes a file at a logged step."""
+
+    def __init__(self, step: int, file: str) -> None:
+        super().__init__()
+        self._step, self._file = step, pathlib.Path(file)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch + 1 == self._step:
+            self._file.touch()
+
+
 class Greedy(keras.callbacks.Callback):
     """Takes memory without end from a logged step on."""
 
@@ -177,6 +189,22 @@ def stalling_data():
     data = digits.load()
     train = StallingSource(data.train, os.environ.get("STALLS", "/nothing"))
     return type("Data", (), {"train": train, "evaluation": data.evaluation, "classes": 10})
+
+
+class StallingHereAndThere(StallingSource):
+    """Only reads of examples that don't follow on one another stall, such as those that pictures are made of."""
+
+    def read(self, ids):
+        return super().read(ids) if (np.diff(ids) > 1).any() else self._source.read(ids)
+
+
+def stalling_pictures():
+    """Images; reads for pictures stall while the file that $STALLS names is there."""
+    from input_pipeline import synthetic
+
+    data = synthetic.load(evaluation_examples=1100)
+    evaluation = StallingHereAndThere(data.evaluation, os.environ.get("STALLS", "/nothing"))
+    return type("Data", (), {"train": data.train, "evaluation": evaluation, "classes": 10})
 
 
 class Heavy(keras.layers.Layer):

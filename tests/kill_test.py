@@ -102,6 +102,22 @@ def test_a_signal_is_obeyed_while_the_data_stall(backend, tmp_path):
     assert told[0] == told[1]  # lines that waited to be told, too
 
 
+def test_a_signal_is_obeyed_while_the_examples_of_pictures_stall(tmp_path):
+    run, stalls = tmp_path / "run", tmp_path / "stalls"
+    flags = ("--dataset=tests.faulty:stalling_pictures", "--steps=20", "--log_every=10", f"--run_dir={run}")
+    flags += (f"--callbacks=tests.faulty:Touch(step=10, file={str(stalls)!r})",)
+    process = start(*flags, STALLS=str(stalls))
+    while not stalls.with_suffix(".met").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 75 and "Stopped by SIGTERM after step 20" in out, err
+    stalls.unlink()
+    assert "test_accuracy" in trainer(*flags).stdout
+    assert list((run / "tensorboard").glob("*")) and summary(run)["step"] == 20
+
+
 @pytest.mark.long
 def test_twenty_stops_at_any_moment_lose_nothing(tmp_path):
     """SIGTERM, from the start on: each start ends with 75 at the step that it had reached."""

@@ -1,6 +1,8 @@
 """What TensorBoard shows of a model beside curves: confusions, its worst mistakes, a text that it goes on with."""
 
+import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -8,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from input_pipeline.source import flatten, is_streamed, read
+from input_pipeline.source import Example, Source, flatten, is_streamed, read
 from trainer.assembly import Assembly
+from trainer.evaluation import BrokenOff
+from trainer.preemption import until_told
 from trainer.reporting import Nothing, Reporting
 
 # Seconds between two visits, or times what one takes: a prediction is compiled apart, and costs time.
@@ -28,16 +32,21 @@ class Gallery:
 
     Args:
       parts: of the run.
+      told: whether to break off, where the examples are not there yet.
     """
 
-    def __init__(self, parts: Assembly) -> None:
-        self._parts = parts
+    def __init__(self, parts: Assembly, told: Callable[[], bool]) -> None:
+        self._parts, self._told = parts, told
         self._since, self._pause = time.monotonic(), _EVERY
         evaluates = parts.dataset.validation is not None and parts.config.evaluate_every != "never"
         self._open = evaluates and parts.peers.cluster.size == 1
 
     def show(self, step: int, reporting: Reporting | Nothing, last: bool) -> None:
-        """Writes pictures and texts to TensorBoard, if the last time was long ago or there is no next one."""
+        """Writes pictures and texts to TensorBoard, if the last time was long ago or there is no next one.
+
+        Raises:
+          BrokenOff: this start was told to stop.
+        """
         begin = time.monotonic()
         if self._open and (last or begin - self._since > self._pause):
             self._show(step, reporting)
@@ -52,7 +61,7 @@ class Gallery:
         n, classes, decode = len(source), self._parts.dataset.classes, self._parts.dataset.decode
         examples = min(_EXAMPLES, 1 + int(_READING / max(1e-9, self._parts.pace)))
         spread = np.unique(np.linspace(0, n - 1, examples).astype(np.int64))
-        x, y, *_ = read(source, np.arange(len(spread)) if is_streamed(source) else spread)
+        x, y, *_ = self._read(source, np.arange(len(spread)) if is_streamed(source) else spread)
         one_label = classes is not None and isinstance(y, np.ndarray) and np.issubdtype(y.dtype, np.integer)
         if one_label and y.ndim == 1:
             self._show_classes(step, reporting, x, y)
@@ -60,6 +69,11 @@ class Gallery:
             text = decode(self._continued(x[0]))
             if text:
                 reporting.text(step, "sample", "    " + text.replace("\n", "\n    "))  # Markdown's verbatim
+
+    def _read(self, source: Source, ids: npt.NDArray[np.int64]) -> Example:
+        for example in until_told(map(functools.partial(read, source), [ids]), self._parts.peers, self._told):
+            return example
+        raise BrokenOff
 
     def _show_classes(self, step: int, reporting: Reporting | Nothing, x: Any, y: npt.NDArray[Any]) -> None:
         logits = self._predictions(x, len(y))

@@ -23,7 +23,7 @@ class Validation:
 
     def __init__(self, parts: Assembly, ledger: Ledger, told: Callable[[], bool]) -> None:
         self._parts, self._ledger, self._told = parts, ledger, told
-        self._gallery = Gallery(parts)
+        self._gallery = Gallery(parts, told)
         self.metrics: dict[str, float] = {}
 
     def run(self, step: int, reporting: Reporting | Nothing) -> dict[str, float]:
