@@ -12,8 +12,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from benchmarks import page
 
 K = TypeVar("K")
 _HELD_OUT = (2**14, 2**18, 2**21)  # floats
-# Close around the middle one held out: caches make a byte of few cheaper, which two numbers can't say.
 _FITTED = (2**12, 2**16, 2**17, 2**19, 2**20, 2**22)
 _SIZES = sorted(_HELD_OUT + _FITTED)
 _DEVICES = (2, 4, 8)
@@ -36,24 +35,17 @@ def main() -> None:
     measured = _seconds({(n, size): _all_reduce(n, size) for n in _DEVICES for size in _SIZES})
     rows = []
     for n in _DEVICES:
-        # 2 (N - 1) messages of S / N bytes; the devices are threads of one machine, whose memory they share, so that N
-        # of these go at once through one bandwidth.
-        points = [(2 * (n - 1), 2 * (n - 1) * 4 * size) for size in _FITTED]
-        times = np.array([measured[n, size] for size in _FITTED])
-        weights = 1 / times  # relative errors count
-        matrix = np.array(points) * weights[:, None]
-        (alpha, inverse), *_ = np.linalg.lstsq(matrix, times * weights, rcond=None)
+        model = _Model.fitted(n, {size: measured[n, size] for size in _FITTED})
         for size in _SIZES:
-            predicted = 2 * (n - 1) * alpha + 2 * (n - 1) * 4 * size * inverse
+            predicted = model.seconds(size)
             found = measured[n, size]
             away = max(predicted / found, found / predicted) if predicted > 0 else math.inf
             held_out = size in _HELD_OUT
             case = f"{n} virtual devices, {4 * size / 1e6:.3g} MB" + (", held out" if held_out else "")
-            what = f"model: {1e6 * alpha:.0f} µs, {1e-9 / max(inverse, 1e-15):.2g} GB/s"
             rows.append(
                 page.Row(
                     case,
-                    what,
+                    f"model: {model}",
                     f"{1e6 * found:.0f} µs",
                     f"{1e6 * predicted:.0f} µs",
                     f"{predicted / found:.2f}",
@@ -67,10 +59,48 @@ def main() -> None:
     page.record(
         "allreduce",
         "Does the model of the all-reduce say what is measured?",
-        f"psum of float32 on virtual CPU devices, median of {_ROUNDS} rounds over all cases; "
-        "latency and bandwidth fitted to the sizes not held out; sums over processes are of the same arrays, in turn",
+        f"psum of float32 on virtual CPU devices, median of {_ROUNDS} rounds over all cases; latency and two "
+        "bandwidths fitted to the sizes not held out; sums over processes are of the same arrays, in turn",
         rows,
     )
+
+
+class _Model(NamedTuple):
+    """2 (N - 1) messages of S / N bytes, N at once through one memory: what the caches hold is moved faster.
+
+    Attributes:
+      devices: N.
+      latency: seconds of a message.
+      cached, beyond: seconds a byte, up to the knee and from there.
+      knee: floats of an array, S / 4.
+    """
+
+    devices: int
+    latency: float
+    cached: float
+    beyond: float
+    knee: int
+
+    @classmethod
+    def fitted(cls, devices: int, measured: Mapping[int, float]) -> "_Model":
+        """The one whose relative errors are least, with its knee at a size that was measured."""
+        sizes, times = np.array([*measured]), np.array([*measured.values()])
+        found = []
+        for knee in sizes[1:-1]:
+            parts = np.stack([np.ones(len(sizes)), 4 * np.minimum(sizes, knee), 4 * np.maximum(0, sizes - knee)], 1)
+            numbers, *_ = np.linalg.lstsq(2 * (devices - 1) * parts / times[:, None], np.ones(len(sizes)), rcond=None)
+            model = cls(devices, *map(float, numbers), int(knee))
+            found.append((sum((model.seconds(size) / measured[size] - 1) ** 2 for size in measured), model))
+        return min(found)[1]
+
+    def seconds(self, size: int) -> float:
+        """Of the sum of arrays of so many floats."""
+        moved = 4 * min(size, self.knee) * self.cached + 4 * max(0, size - self.knee) * self.beyond
+        return 2 * (self.devices - 1) * (self.latency + moved)
+
+    def __str__(self) -> str:
+        rates = [1e-9 / max(inverse, 1e-15) for inverse in (self.cached, self.beyond)]
+        return f"{1e6 * self.latency:.0f} µs, {rates[0]:.2g} GB/s to {4 * self.knee / 1e6:.2g} MB, then {rates[1]:.2g}"
 
 
 def _between_processes() -> list[page.Row]:
