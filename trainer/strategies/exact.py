@@ -92,21 +92,13 @@ class ExactLoop:
             before = done
         by_device, totals_by_device = zip(*on_devices, strict=True)
         totals = joined(whole, totals_by_device)
-        return self._joined_like(values, by_device) if self._update else None, totals
+        return _joined_like(values, by_device) if self._update else None, totals
 
     def exchange(self, floats: int) -> float:
         """See Strategy.exchange."""
         vector = np.zeros(floats, np.float32)
         nodes = [[jax.device_put([vector], d) for _ in range(self._local_nodes)] for d in self._mesh.local_devices]
         return quickest(lambda: jax.block_until_ready(self._exchange(nodes)))
-
-    def _joined_like(self, values: Values, by_device: Sequence[Values]) -> Values:
-        """What the devices have of values, as global arrays with their very shardings, which are not placed anew."""
-
-        def join(old: jax.Array, *parts: jax.Array) -> jax.Array:
-            return jax.make_array_from_single_device_arrays(old.shape, old.sharding, list(parts))
-
-        return Values(*jax.tree.map(join, values, *by_device))
 
     def _batches_of(self, step: int) -> list[list[Batch]]:
         """The replicas' batches of a step of the block, by device."""
@@ -177,6 +169,15 @@ class ExactLoop:
         sums = unpacked(node, self._sums)
         totals = self._tally(totals, values, sums, step)
         return self._update(values, sums) if self._update else values, totals
+
+
+def _joined_like(values: Values, by_device: Sequence[Values]) -> Values:
+    """What each device has, as global arrays with the values' very shardings: equal ones would be placed anew."""
+
+    def join(old: jax.Array, *parts: jax.Array) -> jax.Array:
+        return jax.make_array_from_single_device_arrays(old.shape, old.sharding, list(parts))
+
+    return Values(*jax.tree.map(join, values, *by_device))
 
 
 def _added(a: Node, b: Node) -> Node:
