@@ -9,7 +9,7 @@ ARGS   ?=
 JOBS   ?= 2
 # On CPUs a step's arrays come from malloc: large pages, and what a step frees is kept for the next (docs/strategies.md).
 export GLIBC_TUNABLES ?= \
-  glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864:glibc.malloc.top_pad=67108864
+  glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864:glibc.malloc.top_pad=67108864:glibc.malloc.tcache_count=127
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1#/' | column -t -s '#'

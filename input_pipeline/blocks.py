@@ -10,13 +10,13 @@ import numpy as np
 from input_pipeline import order
 from input_pipeline.source import Example, Source, example_spec, flatten, is_streamed, read
 
-_BYTES = 8 * 2**20
+_BYTES = 32 * 2**20
 _READING = 1.0  # seconds
 _STREAMED = 1024  # examples
 
 
 def block_steps(source: Source, global_batch: int, pace: float = 0.0, most: int = 1024, logged: int = 0) -> int:
-    """How many steps a block holds: 2 to `most`, of 8 MB at most, if it can be.
+    """How many steps a block holds: 2 to `most`, of 32 MB at most, if it can be.
 
     A power of two, or a number that lines of the log fall between: steps that the log cuts are computed by a call more.
 

@@ -16,7 +16,10 @@ _CONTAINER = (
 
 # What malloc is to keep, by its name among glibc's tunables: mallopt(3)'s number of it, and bytes (docs/strategies.md).
 _KEPT = {"mmap_threshold": (-3, 32 * 2**20), "trim_threshold": (-1, 64 * 2**20), "top_pad": (-2, 64 * 2**20)}
-TUNABLES = ":".join(["glibc.malloc.hugetlb=1", *(f"glibc.malloc.{name}={size}" for name, (_, size) in _KEPT.items())])
+# A call of a compiled program allocates some hundred small things in one thread and frees them in another; what is
+# more than 7 of a size goes through a heap that all threads share.
+_ASKED = {"hugetlb": 1, **{name: size for name, (_, size) in _KEPT.items()}, "tcache_count": 127}
+TUNABLES = ":".join(f"glibc.malloc.{name}={value}" for name, value in _ASKED.items())
 
 
 class HostMemory(NamedTuple):
