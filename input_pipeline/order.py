@@ -131,10 +131,9 @@ def keys(seed: int, steps: npt.ArrayLike, replicas: npt.ArrayLike) -> npt.NDArra
     return np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)], -1).astype(np.uint32)
 
 
-def checksums(ids: npt.ArrayLike) -> list[int]:
+def checksums(ids: npt.ArrayLike) -> Words:
     """64-bit sums over example ids (sums, ids of each): the same in any order, added up over steps and processes."""
-    with np.errstate(over="ignore"):
-        return [int(total) for total in fold(2, ids).sum(axis=1, dtype=np.uint64)]
+    return np.asarray(fold(2, ids).sum(axis=1, dtype=np.uint64))  # modulo 2**64
 
 
 def split(n: int, fraction: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -6,7 +6,6 @@ multiples of `block` steps, so an element is a function of its index alone, what
 resumes at, and a long block makes few large reads where single steps would make many small ones.
 """
 
-import collections
 import dataclasses
 import os
 import sys
@@ -71,7 +70,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         self.error: Exception | None = None  # what the source raised
-        self._fed: dict[int, int] = collections.defaultdict(int)  # step: checksum of the ids of our shares
+        self._fed: dict[int, npt.NDArray[np.uint64]] = {}  # block: for each of its steps, checksum of our shares' ids
         self._lock = threading.Lock()
         self._whole: tuple[int, Example] = (-1, ())  # of streamed data: the last block that was read
         self._example = self.example or example_spec(self.source)
@@ -141,8 +140,14 @@ class Pipeline:
             raise
 
     def fed(self, first: int, end: int) -> int:
-        """Checksum of the ids that were read for steps from `first` to before `end`, each asked for once."""
-        return sum(self._fed.pop(step) for step in range(first, end))
+        """Checksum of the ids that were read for steps from `first` to before `end`, each asked for once, in order."""
+        total = 0
+        for block in range(first // self.block, -(-end // self.block)):
+            begin = block * self.block
+            total += int(self._fed[block][max(0, first - begin) : end - begin].sum(dtype=np.uint64))
+            if end >= begin + self.block:
+                del self._fed[block]
+        return total
 
     def read_block(self, index: int) -> Batch:
         """Reads element `index`: block index // shares, share index % shares."""
@@ -156,8 +161,7 @@ class Pipeline:
         if self.shuffled:
             checksums = order.checksums(ids.reshape(self.block, -1))
             with self._lock:  # the shares of a block may be read at once
-                for i, checksum in enumerate(checksums):
-                    self._fed[block * self.block + i] += checksum
+                self._fed[block] = checksums + self._fed.get(block, np.uint64(0))
         example = self._read(block, position, ids)
         if self.augment and self.shuffled:
             example = self.augment(example, order.fold(3, self.seed, position.ravel()))

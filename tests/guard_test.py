@@ -1,5 +1,6 @@
 """A loss that is not finite, or leaps: stop, skip, roll back. Checkpoints that are kept; deadlines; host memory."""
 
+import json
 import time
 
 import pytest
@@ -33,6 +34,23 @@ def test_a_step_that_is_not_finite_is_skipped(backend, tmp_path):
     trainer(*where, *flags, "--epochs=1.5", f"--run_dir={two}")
     trainer(*where, *flags, f"--run_dir={two}")
     assert summary(two)["weights_sha256"] == summary(one)["weights_sha256"]
+
+
+def test_the_log_is_json_where_a_loss_is_none(tmp_path):
+    """A line of one step, which was skipped, has no loss; other programs read no NaN."""
+
+    def refused(word: str) -> float:
+        raise AssertionError(f"{word} is no JSON")
+
+    run, step = tmp_path / "run", steps_of(700)[0]
+    flags = (*FLAGS[:-1], POISONED, "--on_nan=skip", "--log_every=1", f"--run_dir={run}")
+    trainer(*flags, f"--steps={step}")
+    for text in [*(run / "metrics.jsonl").read_text().splitlines(), (run / "summary.json").read_text()]:
+        json.loads(text, parse_constant=refused)
+    assert lines(run)[-1]["loss"] is None and summary(run)["final"]["loss"] is None
+    trainer("report", f"--run_dir={run}")
+    assert "<td>loss<td>nan<tr>" in (run / "report.html").read_text()
+    trainer(*flags, f"--steps={step + 1}")  # goes on
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=LATER)])

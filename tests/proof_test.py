@@ -46,7 +46,7 @@ def test_audit_names_lost_and_repeated_examples(word, run, tmp_path):
     ids = order.order(0, 7 * 80 + np.arange(80), 1437)
     line = next(line for line in lines if line["step"] == 10)
     sign = -1 if word == "lost" else 1
-    line["ids"] = f"{(int(line['ids'], 16) + sign * order.checksums([ids])[0]) % 2**64:016x}"
+    line["ids"] = f"{(int(line['ids'], 16) + sign * int(order.checksums([ids])[0])) % 2**64:016x}"
     (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     ran = trainer("audit", f"--run_dir={copy}", code=1)
     assert f"of steps 8 to 8, these examples were {word}: {ids[0]}, {ids[1]}, " in ran.stdout

@@ -1,9 +1,11 @@
 """Files that grow by records, each of which is there whole or not at all."""
 
 import json
+import math
 import os
 import pathlib
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -15,13 +17,39 @@ def records(path: pathlib.Path) -> list[dict[str, Any]]:
     found = []
     for line in path.read_bytes().splitlines():
         try:
-            record = json.loads(line)
+            record = decoded(line)
         except ValueError:
             break
         if not isinstance(record, dict):
             break
         found.append(record)
     return found
+
+
+def encoded(record: Mapping[str, Any], indent: int | None = None) -> str:
+    """A record as JSON that every reader takes: numbers that are not finite, for which it has no words, are null."""
+    return json.dumps(_finite(record), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _with_nan(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: math.nan if value is None else value for name, value in record.items()}
+
+
+def decoded(text: str | bytes) -> Any:
+    """What was encoded, with NaN for each null.
+
+    Raises:
+      ValueError: it is no JSON.
+    """
+    return json.loads(text, object_hook=_with_nan)
 
 
 class Appender:

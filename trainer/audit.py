@@ -82,9 +82,8 @@ class Plan:
 
     def _compared(self, steps: range, fed: int) -> Iterator[str]:
         """Nothing, if the steps were fed their ids; else which were lost or repeated, where that explains it."""
-        sums = {
-            step: order.checksums([self.ids(step)])[0] for step in range(max(0, steps.start - len(steps)), steps.stop)
-        }
+        looked_at = range(max(0, steps.start - len(steps)), steps.stop)
+        sums = {step: int(order.checksums([self.ids(step)])[0]) for step in looked_at}
         missing = (sum(sums[step] for step in steps) - fed) % 2**64
         if not missing:
             return

@@ -1,9 +1,9 @@
 """The verb evaluate: loss and metrics of a saved run, each example counted once."""
 
-import json
 import pathlib
 
 from trainer import checkpoint
+from trainer.append import encoded
 from trainer.assembly import Assembly, assemble
 from trainer.config import Config
 from trainer.errors import OK, UserError
@@ -24,7 +24,7 @@ def run(config: Config, peers: Peers) -> int:
         if parts.dataset.evaluation is not None:
             results |= evaluate(parts, parts.dataset.evaluation, "test_")
     print(words(results))
-    print(json.dumps({"step": int(path.name), **results}))
+    print(encoded({"step": int(path.name), **results}))
     return OK
 
 

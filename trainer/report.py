@@ -1,13 +1,12 @@
 """The verb report: a run on one page of HTML that needs nothing else: what it is, its curves, where its time went."""
 
 import html
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainer import history
-from trainer.append import records
+from trainer.append import decoded, records
 from trainer.config import Config
 from trainer.errors import OK, UserError
 from trainer.reporting import NOT_METRICS, duration
@@ -49,7 +48,7 @@ def _summary(directory: RunDirectory) -> dict[str, Any]:
     if not directory.summary.exists():
         return {}
     try:
-        return dict(json.loads(directory.summary.read_bytes()))
+        return dict(decoded(directory.summary.read_bytes()))
     except (ValueError, TypeError) as error:
         return {"status": f"{directory.summary.name} is damaged: {error}"}
 

@@ -1,6 +1,5 @@
 """What a person sees: print-outs, the progress line, metrics.jsonl, and TensorBoard's files. One writer."""
 
-import json
 import math
 import os
 import pathlib
@@ -14,7 +13,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from trainer.append import Appender, records
+from trainer.append import Appender, encoded, records
 from trainer.board import Board
 from trainer.config import Config
 from trainer.ledger import OTHERS_DATA, Ledger
@@ -101,7 +100,7 @@ class Reporting:
 
     def note(self, step: int, facts: Mapping[str, Any]) -> None:
         """Writes a line of metrics.jsonl that is not of the usual kind."""
-        self._metrics.write(json.dumps({"step": step, **facts}).encode() + b"\n")
+        self._metrics.write(encoded({"step": step, **facts}).encode() + b"\n")
 
     def text(self, step: int, tag: str, text: str) -> None:
         """Shows a text, in Markdown, in TensorBoard."""

@@ -1,8 +1,7 @@
 """The verb train: the whole run on one screen."""
 
-import json
-
 from trainer import history, printout
+from trainer.append import encoded
 from trainer.assembly import assemble
 from trainer.config import Config
 from trainer.errors import OK, PREEMPTED
@@ -74,7 +73,7 @@ def _finish(training: Training, directory: RunDirectory, ledger: Ledger) -> int:
     parts.peers.gather(0)  # nobody leaves while another still computes
     if not parts.peers.cluster.is_chief:
         return OK
-    replace(directory.summary, json.dumps(summary, indent=1))
+    replace(directory.summary, encoded(summary, indent=1))
     reporting.finish(summary)
     reporting.say(printout.ending(parts, directory.path, summary))
     return OK
