@@ -22,7 +22,7 @@ def in_order(read: Callable[[int], Read], indices: Iterable[int], most: int, thr
     Raises:
       Exception: what `read` raised, when its turn comes.
     """
-    threads = threads or len(os.sched_getaffinity(0))
+    threads = threads or cores()
     pending: collections.deque[Future[Read]] = collections.deque()
     remaining = iter(indices)
     pool = ThreadPoolExecutor(threads, "read")
@@ -35,3 +35,8 @@ def in_order(read: Callable[[int], Read], indices: Iterable[int], most: int, thr
             yield pending.popleft().result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0))

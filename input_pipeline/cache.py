@@ -12,7 +12,7 @@ import numpy as np
 from input_pipeline import lengthy
 from input_pipeline.ahead import in_order
 from input_pipeline.memory import gather
-from input_pipeline.source import Arrays, DataError, Source, example_spec, fingerprint, flatten, is_streamed, read
+from input_pipeline.source import Arrays, DataError, Source, example_spec, fingerprint, flatten, is_streamed, pack, read
 
 _BATCH = 256  # examples that a thread decodes at once
 _SAVE_EVERY = 10.0  # seconds after which a kill need not begin anew
@@ -53,16 +53,7 @@ class _Cached:
 
     def read(self, ids: Any) -> Any:
         leaves = iter([gather(array, ids) for array in self._arrays])
-        return _pack(self._structure, leaves)
-
-
-def _pack(structure: Any, leaves: Any) -> Any:
-    if isinstance(structure, dict):
-        packed = {k: _pack(structure[k], leaves) for k in sorted(structure)}
-        return {k: packed[k] for k in structure}
-    if isinstance(structure, tuple | list) and not hasattr(structure, "dtype"):
-        return type(structure)(_pack(s, leaves) for s in structure)
-    return next(leaves)
+        return pack(self._structure, leaves)
 
 
 def _fill(arrays: list[Any], source: Source, first: int = 0, save: Callable[[int], object] = lambda done: None) -> None:

@@ -7,7 +7,7 @@ resumes at, and a long block makes few large reads where single steps would make
 """
 
 import dataclasses
-import os
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from input_pipeline import ahead, order
 from input_pipeline.labels import Labels
+from input_pipeline.reader import Reader
 from input_pipeline.source import (
     DataError,
     Example,
@@ -28,10 +29,10 @@ from input_pipeline.source import (
     ids_at,
     is_streamed,
     map_structure,
-    read,
 )
 
 _ENDLESS = 2**40  # blocks
+_AHEAD = 2**30  # bytes that are read at once, but for `prefetch`
 Batch = dict[str, Any]  # 'x', 'y', 'key' and, where examples are weighted or padded, 'weight'
 
 
@@ -53,6 +54,7 @@ class Pipeline:
       augment: as in Dataset; while shuffled only.
       most: steps of a pass, where not all will be asked for; 0: all.
       example: structure of an example, where it is known; (): example 0 is read for it.
+      pace: seconds that an example takes to be read; 0: not known.
     """
 
     source: Source
@@ -67,6 +69,7 @@ class Pipeline:
     augment: Callable[[Any, Any], Any] | None = None
     most: int = 0
     example: Example = ()
+    pace: float = 0.0
 
     def __post_init__(self) -> None:
         self.error: Exception | None = None  # what the source raised
@@ -74,6 +77,7 @@ class Pipeline:
         self._lock = threading.Lock()
         self._whole: tuple[int, Example] = (-1, ())  # of streamed data: the last block that was read
         self._example = self.example or example_spec(self.source)
+        self._reader = Reader(self.source, self._example, self.augment, self.pace)
         self._padded = not self.shuffled and len(self.source) % self.global_batch != 0
 
     @property
@@ -100,8 +104,16 @@ class Pipeline:
 
     @property
     def threads(self) -> int:
-        """How many read at once: as many as cores; or more, for a source may wait for disks and networks."""
-        return 1 if is_streamed(self.source) else max(self.prefetch, len(os.sched_getaffinity(0)))
+        """How many elements are read at once: `prefetch`, for a source may wait for disks and networks, or more.
+
+        As many as keep the cores busy, unless they are so large that a host of many cores had no room for them.
+        """
+        if is_streamed(self.source):
+            return 1
+        examples = self.block * len(self.shares[0]) * (self.global_batch // self.replicas)
+        size = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in flatten(self._example)) * examples
+        busy = -(-ahead.cores() // self._reader.threads(examples))
+        return max(self.prefetch, min(busy, _AHEAD // max(1, size)))
 
     def blocks_from(self, first_block: int) -> int:
         """How many there are from one on: training goes on for ever, a pass ends with the block of its last step."""
@@ -162,11 +174,7 @@ class Pipeline:
             checksums = order.checksums(ids.reshape(self.block, -1))
             with self._lock:  # the shares of a block may be read at once
                 self._fed[block] = checksums + self._fed.get(block, np.uint64(0))
-        example = self._read(block, position, ids)
-        if self.augment and self.shuffled:
-            example = self.augment(example, order.fold(3, self.seed, position.ravel()))
-        self._check(example, ids.ravel())
-        x, y, *weight = example
+        x, y, *weight = self._read(block, position, ids)
         for known, labels in zip(self.labels, flatten(y), strict=False):
             if known is not None:
                 known.check(labels, "the source", ids.ravel())
@@ -189,29 +197,20 @@ class Pipeline:
 
     def _read(self, block: int, position: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]) -> Example:
         if not is_streamed(self.source):
-            return self._read_once(ids.ravel())
+            return self._read_once(position.ravel(), ids.ravel())
         first = block * self.block * self.global_batch
         if self._whole[0] != block:  # a stream is read once for all shares of a block, which comes one after another
-            everything = self._ids(first + np.arange(self.block * self.global_batch))
-            self._whole = block, self._read_once(everything)
+            everything = first + np.arange(self.block * self.global_batch)
+            self._whole = block, self._read_once(everything, self._ids(everything))
         return map_structure(lambda a: a[(position - first).ravel()], self._whole[1])
 
-    def _read_once(self, ids: npt.NDArray[np.int64]) -> Example:
+    def _read_once(self, position: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]) -> Example:
         """Examples (n, ...) by ids (n,), of which a pass's last block repeats some, perhaps many batches full."""
         if self.shuffled:
-            return read(self.source, ids)
+            return self._reader(ids, order.fold(3, self.seed, position) if self.augment else None)
         needed, where = np.unique(ids, return_inverse=True)
-        examples = read(self.source, needed)
+        examples = self._reader(needed)
         return examples if len(needed) == len(ids) else map_structure(lambda a: a[where], examples)
-
-    def _check(self, example: Example, ids: npt.NDArray[np.int64]) -> None:
-        """One shape and one dtype for all examples: a program is compiled for them."""
-        found = map_structure(lambda a: Spec(a.shape[1:], a.dtype), example)
-        if found != self._example:
-            raise DataError(
-                f"examples {', '.join(map(str, ids[:4]))}, ... are {found}, but example 0 is {self._example}: give all "
-                "one shape and dtype, by padding or resizing; another shape would be compiled anew"
-            )
 
     @property
     def spec(self) -> Batch:

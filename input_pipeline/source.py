@@ -1,7 +1,7 @@
 """A source is random-access examples: a length and `read(ids)`. A dataset is two of them, and a name for labels."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -232,3 +232,13 @@ def flatten(structure: Any) -> list[Any]:
     if isinstance(structure, tuple | list) and not isinstance(structure, Spec):
         return [leaf for v in structure for leaf in flatten(v)]
     return [structure]
+
+
+def pack(structure: Any, leaves: Iterator[Any]) -> Any:
+    """What flatten takes apart: a structure with other leaves."""
+    if isinstance(structure, dict):
+        packed = {k: pack(structure[k], leaves) for k in sorted(structure)}
+        return {k: packed[k] for k in structure}
+    if isinstance(structure, tuple | list) and not isinstance(structure, Spec):
+        return type(structure)(pack(s, leaves) for s in structure)
+    return next(leaves)

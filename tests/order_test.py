@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from input_pipeline import memory, order
+import input_pipeline.pipeline as pipeline_module
+from input_pipeline import ahead, memory, order, reader
 from input_pipeline.blocks import block_steps, pace
 from input_pipeline.pipeline import Pipeline
-from input_pipeline.source import Arrays
+from input_pipeline.source import Arrays, flatten, map_structure
 from trainer.clock import Clock, Interval
 
 
@@ -132,6 +133,53 @@ def test_as_many_read_at_once_as_are_read_ahead():
         p = Pipeline(source, 7, 24, 4, [range(4)], 2, prefetch=12)
         next(p.blocks() if threaded else p.dataset().as_numpy_iterator())
         assert source.most >= 8
+
+
+class Nested:
+    """103 examples of several arrays, in a dict whose names are in no order and a list."""
+
+    def __len__(self):
+        return 103
+
+    def read(self, ids):
+        rows = np.asarray(ids, np.float32)[:, None] * np.ones(3, np.float32)
+        return {"b": [rows, rows[:, :2] + 0.5], "a": rows[:, :1] + 0.25}, ids
+
+
+def moved(example, keys):
+    """An augmentation: each example moved by its own key."""
+    x, y = example
+    shift = (keys % np.uint64(100)).astype(np.float32)[:, None]
+    return {"b": [x["b"][0] + shift, x["b"][1]], "a": x["a"]}, y
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+@pytest.mark.parametrize("cores", [1, 3, 64])
+def test_a_block_that_takes_long_is_read_by_several_threads(shuffled, cores, monkeypatch):
+    monkeypatch.setattr(ahead, "cores", lambda: cores)
+    monkeypatch.setattr(reader, "cores", lambda: cores)
+
+    def read(source, pace, augment=None):
+        p = Pipeline(source, 7, 24, 4, [range(4)], 4, shuffled=shuffled, augment=augment, pace=pace)
+        return [p.read_block(i) for i in range(2)]
+
+    together, apart = read(Nested(), 0.0, moved), read(Nested(), 0.02, moved)
+    for a, b in zip(together, apart, strict=True):
+        assert map_structure(type, a) == map_structure(type, b)
+        assert all(map(np.array_equal, flatten(a), flatten(b)))
+    source, threads = Slow(seconds=0.01), min(cores, 9)  # 0.96 s of reading, at least 0.1 s for each
+    read(source, 0.01)
+    assert threads / 2 < source.most <= threads  # a busy machine may begin some late
+
+
+@pytest.mark.parametrize(("cores", "pace", "threads"), [(2, 0.0, 2), (64, 0.0, 64), (64, 0.01, 8), (64, 1.0, 2)])
+def test_as_many_blocks_are_read_at_once_as_keep_the_cores_busy(cores, pace, threads, monkeypatch):
+    monkeypatch.setattr(ahead, "cores", lambda: cores)
+    monkeypatch.setattr(reader, "cores", lambda: cores)
+    p = Pipeline(Nested(), 7, 24, 4, [range(4)], 4, pace=pace)
+    assert p.threads == threads
+    monkeypatch.setattr(pipeline_module, "_AHEAD", 10 * 32 * 96)  # bytes of ten blocks, of 32 an example
+    assert p.threads == min(10, threads)
 
 
 def test_tf_data_and_read_block_agree():

@@ -75,6 +75,7 @@ class Assembly:
             self.config.prefetch,
             self.dataset.augment,
             example=example_spec(source),
+            pace=self.pace,
         )
 
     @functools.cached_property

@@ -1,5 +1,6 @@
 """The verb input: how fast the data come, without a model, beside what this machine can do at most."""
 
+import dataclasses
 import itertools
 import os
 import tempfile
@@ -29,7 +30,8 @@ def run(config: Config) -> int:
     data = load_dataset(config)
     opened = time.perf_counter() - begin
     replicas = config.replicas or 1
-    block = block_steps(data.train, config.global_batch, data.pace())
+    pace = data.pace()
+    block = block_steps(data.train, config.global_batch, pace)
     pipeline = Pipeline(
         data.train,
         config.seed,
@@ -40,6 +42,7 @@ def run(config: Config) -> int:
         data.labels,
         prefetch=config.prefetch,
         augment=data.augment,
+        pace=pace,
     )
     examples = block * config.global_batch
     element = pipeline.read_block(0)
@@ -52,7 +55,7 @@ def run(config: Config) -> int:
     stages: dict[str, Callable[[int], Any]] = {
         "order of the examples": lambda i: order.order(config.seed, positions + i * examples, len(data.train)),
         "source, one thread": lambda i: read(data.train, ids),
-        "a block, one thread": pipeline.read_block,
+        "a block, one thread": dataclasses.replace(pipeline, pace=0.0).read_block,
         "pipeline": lambda i: next(blocks),
     }
     speeds = {name: _rate(stage) * examples for name, stage in stages.items()}

@@ -1,0 +1,60 @@
+"""Examples by their ids, read and changed by several threads beside each other where that takes long."""
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from input_pipeline.ahead import cores
+from input_pipeline.source import DataError, Example, Source, Spec, flatten, is_streamed, map_structure, pack, read
+
+_PART = 0.1  # seconds of reading that are worth a thread's while
+
+
+class Reader:
+    """Reads examples, all of one shape and dtype.
+
+    Args:
+      source: the examples.
+      example: the structure of one.
+      augment: as in Dataset.
+      pace: seconds that an example takes; 0: not known.
+    """
+
+    def __init__(
+        self, source: Source, example: Example, augment: Callable[[Any, Any], Any] | None, pace: float
+    ) -> None:
+        self._source, self._example, self._augment, self._pace = source, example, augment, pace
+
+    def __call__(self, ids: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64] | None = None) -> Example:
+        """Examples (n, ...) by ids (n,), changed by keys (n,) where there are some."""
+        threads = self.threads(len(ids))
+        if threads == 1:
+            return self._read(ids, keys)
+        their_keys = [None] * threads if keys is None else np.array_split(keys, threads)
+        parts = list(self._pool.map(self._read, np.array_split(ids, threads), their_keys))
+        return pack(parts[0], map(np.concatenate, zip(*map(flatten, parts), strict=True)))
+
+    def threads(self, examples: int) -> int:
+        """How many share in reading so many examples."""
+        return 1 if is_streamed(self._source) else max(1, min(cores(), int(examples * self._pace / _PART)))
+
+    @functools.cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(cores(), "part")
+
+    def _read(self, ids: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64] | None) -> Example:
+        example = read(self._source, ids)
+        if self._augment and keys is not None:
+            example = self._augment(example, keys)
+        # One shape and one dtype for all: a program is compiled for them.
+        found = map_structure(lambda a: Spec(a.shape[1:], a.dtype), example)
+        if found != self._example:
+            raise DataError(
+                f"examples {', '.join(map(str, ids[:4]))}, ... are {found}, but example 0 is {self._example}: give all "
+                "one shape and dtype, by padding or resizing; another shape would be compiled anew"
+            )
+        return example
