@@ -1,6 +1,5 @@
 """Examples by their ids, read and changed by several threads beside each other where that takes long."""
 
-import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,6 +27,7 @@ class Reader:
         self, source: Source, example: Example, augment: Callable[[Any, Any], Any] | None, pace: float
     ) -> None:
         self._source, self._example, self._augment, self._pace = source, example, augment, pace
+        self._pool = ThreadPoolExecutor(cores(), "part")
 
     def __call__(self, ids: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64] | None = None) -> Example:
         """Examples (n, ...) by ids (n,), changed by keys (n,) where there are some."""
@@ -40,11 +40,8 @@ class Reader:
 
     def threads(self, examples: int) -> int:
         """How many share in reading so many examples."""
-        return 1 if is_streamed(self._source) else max(1, min(cores(), int(examples * self._pace / _PART)))
-
-    @functools.cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(cores(), "part")
+        worth = 1 if is_streamed(self._source) else int(examples * self._pace / _PART)
+        return max(1, min(worth, cores(), examples))
 
     def _read(self, ids: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64] | None) -> Example:
         example = read(self._source, ids)
