@@ -172,7 +172,9 @@ def test_a_block_that_takes_long_is_read_by_several_threads(shuffled, cores, mon
     assert threads / 2 < source.most <= threads  # a busy machine may begin some late
 
 
-@pytest.mark.parametrize(("cores", "pace", "threads"), [(2, 0.0, 2), (64, 0.0, 64), (64, 0.01, 8), (64, 1.0, 2), (128, 9.0, 2)])
+@pytest.mark.parametrize(
+    ("cores", "pace", "threads"), [(2, 0.0, 2), (64, 0.0, 64), (64, 0.01, 8), (64, 1.0, 2), (128, 9.0, 2)]
+)
 def test_as_many_blocks_are_read_at_once_as_keep_the_cores_busy(cores, pace, threads, monkeypatch):
     monkeypatch.setattr(ahead, "cores", lambda: cores)
     monkeypatch.setattr(reader, "cores", lambda: cores)
