@@ -14,7 +14,7 @@ from input_pipeline.ahead import in_order
 from input_pipeline.memory import gather
 from input_pipeline.source import Arrays, DataError, Source, example_spec, fingerprint, flatten, is_streamed, pack, read
 
-_BATCH = 256  # examples that a thread decodes at once
+_BATCH, _BYTES = 256, 2**25  # examples that a thread decodes at once, and how large they may be
 _SAVE_EVERY = 10.0  # seconds after which a kill need not begin anew
 
 
@@ -66,14 +66,15 @@ def _fill(arrays: list[Any], source: Source, first: int = 0, save: Callable[[int
       save: now and then called with how many are there.
     """
     n, since = len(source), time.monotonic()
+    batch = max(1, min(_BATCH, _BYTES // max(1, sum(array[:1].nbytes for array in arrays))))
 
     def fill(begin: int) -> int:
-        ids = np.arange(begin, min(begin + _BATCH, n))
+        ids = np.arange(begin, min(begin + batch, n))
         for array, values in zip(arrays, flatten(read(source, ids)), strict=True):
             array[ids] = values
         return begin + len(ids)
 
-    for done in in_order(fill, range(first, n, _BATCH), 0, int(is_streamed(source))):
+    for done in in_order(fill, range(first, n, batch), 0, int(is_streamed(source))):
         lengthy.tell(f"caching examples: {done:,} of {n:,}")
         if time.monotonic() - since > _SAVE_EVERY:
             save(done)
