@@ -36,16 +36,19 @@ def training(
     fed = strategy.feed(pipeline)
     if kept:
         fed = itertools.cycle(list(itertools.islice(fed, -(-steps // pipeline.block))))
+    block, used = None, pipeline.block  # a round may end within a block, with which the next one goes on
 
     def once() -> float:
+        nonlocal block, used
         totals, done = parts.program.objective.no_totals(), 0
         while done < steps:
-            block, end = next(fed), min(pipeline.block, steps - done)
-            for first in range(0, end, most or end):
-                before = totals
-                totals = strategy.train(block, first, min(most or end, end - first), done + first, before)
-                np.asarray(before.counts)  # as in a run, the host runs ahead by no more than one call
-            done += end
+            if used == pipeline.block:
+                block, used = next(fed), 0
+            count = min(most or steps, pipeline.block - used, steps - done)
+            before = totals
+            totals = strategy.train(block, used, count, done, before)
+            np.asarray(before.counts)  # as in a run, the host runs ahead by no more than one call
+            used, done = used + count, done + count
         return float(parts.program.objective.results(totals)["loss"])
 
     return once
