@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from trainer.config import Config
 from trainer.run_directory import RunDirectory
 
@@ -47,7 +45,7 @@ def training(
             count = min(most or steps, pipeline.block - used, steps - done)
             before = totals
             totals = strategy.train(block, used, count, done, before)
-            np.asarray(before.counts)  # as in a run, the host runs ahead by no more than one call
+            before.wait()  # as in a run, the host runs ahead by no more than one call
             used, done = used + count, done + count
         return float(parts.program.objective.results(totals)["loss"])
 
@@ -82,7 +80,7 @@ def run(config: Config, steps: int) -> "Iterator[tuple[Assembly, Callable[[], fl
                 for end in training.clock.chunks(first, first + length):
                     training.advance(block, training.step - first, end)
                     training.do_what_is_due()
-            np.asarray(training.in_flight.counts)  # what is in flight is this side's, too
+            training.in_flight.wait()  # what is in flight is this side's, too
             return float(training.step)
 
         yield parts, once

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import keras
-
 from input_pipeline.source import Source
 from trainer.assembly import Assembly
 from trainer.clock import Clock
@@ -34,7 +32,7 @@ def evaluate(parts: Assembly, source: Source, prefix: str, told: Callable[[], bo
         for end in clock.chunks(step, first + pipeline.block):
             begin, before = clock.now(), totals
             totals = parts.strategy.evaluate(block, step - first, end - step, before)
-            keras.ops.convert_to_numpy(before.counts)  # at most two chunks, and their blocks, are on the devices
+            before.wait()  # at most two chunks, and their blocks, are on the devices
             parts.peers.doing("evaluate")  # each is progress
             clock.most = parts.peers.gather(clock.pace(end - step, begin))[0]
             step = end

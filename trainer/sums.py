@@ -78,6 +78,13 @@ class Totals(NamedTuple):
     amounts: Tensor
     counts: Tensor
 
+    def wait(self) -> None:
+        """Returns when the steps are done."""
+        if hasattr(self.counts, "block_until_ready"):  # JAX: in a third of the time that the numbers take to the host
+            self.counts.block_until_ready()
+        else:
+            ops.convert_to_numpy(self.counts)
+
     def on_host(self) -> "Totals":
         """The same as numpy's arrays."""
         return Totals(*map(ops.convert_to_numpy, self))

@@ -5,8 +5,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-import keras
-
 from trainer import callbacks as keras_callbacks
 from trainer import copies, printout
 from trainer.assembly import Assembly
@@ -105,7 +103,7 @@ class Training:
         with self._ledger("step" if self.in_flight else "compile"):
             totals = self.parts.strategy.train(block, first, steps, self.step, self._log.totals)
             # At most one chunk is in flight: the host runs ahead by no more, the device never waits.
-            keras.ops.convert_to_numpy((self.in_flight or totals).counts)
+            (self.in_flight or totals).wait()
         self._pace = self.clock.pace(steps, begin)
         self._log.add(totals, self.step, end)
         self.step = self.parts.peers.step = end

@@ -16,7 +16,7 @@ from trainer.shards import Index, Piece
 from trainer.strategies.data_parallel import placed
 from trainer.sums import Values
 
-_sharding_of = operator.attrgetter("sharding")
+_value_of, _sharding_of = operator.attrgetter("_value"), operator.attrgetter("sharding")
 
 
 class Gathering:
@@ -59,7 +59,7 @@ class OnMesh:
 
     def values(self) -> Values:
         """On the mesh: a variable that was restored, or that a callback has set, may lie elsewhere."""
-        values = [variable._value for variable in self._all]
+        values = list(map(_value_of, self._all))
         if not all(map(operator.is_, map(_sharding_of, values), self._places)):
             values = list(map(placed, values, self._places))
             # JAX may give an equal object in place of ours; what a step leaves has the same ones from then on.
