@@ -21,7 +21,7 @@ from benchmarks.rounds import run, training
 from trainer import backend
 from trainer.config import Config
 
-# case: (the model's flag, shape of an example, batch, steps: whole blocks, targets of ours to the loop by hand and fit)
+# case: (the model's flag, shape of an example, batch, steps, target of ours to the hand-written loop, and to fit)
 _CASES: dict[str, tuple[str, tuple[int, ...], int, int, tuple[float, float]]] = {
     "overhead: 16 units, batch 8": ("benchmarks.step_time:by_xla(units=16, depth=1)", (8,), 8, 1600, (0.25, 1 / 12)),
     "mlp, batch 64": ("benchmarks.step_time:by_xla", (784,), 64, 400, (0.90, 1 / 1.5)),
@@ -68,7 +68,8 @@ def main(name: str = "jax") -> None:
             target = targets[0] if rival == "loop by hand" else targets[1] if rival == "fit, tf.data" else None
             found = ratio(ours, theirs)
             rows.append(page.compared(case, rival, ours, theirs, found, per, f"{unit} a step", target))
-    # Many short rounds, each with a line of the log or two: of few long ones the median swings by 5 %.
+    # Many short rounds, each with a line of the log or more: of few long ones the median swings by 5 %. Their steps are
+    # whole blocks, which a run always does.
     rows += [_watched(name, batch, steps, rounds) for batch, steps, rounds in ((64, 400, 20), (512, 100, 15))]
     page.record(
         f"step-{name}",

@@ -1,4 +1,4 @@
-"""Files that grow by records, each of which is there whole or not at all."""
+"""Records as JSON, and files that grow by them, each of which is there whole or not at all."""
 
 import json
 import math
