@@ -59,13 +59,26 @@ def test_operations_of_a_step():
 
 
 STAY = """
+import json
 from trainer import backend
 from trainer.cluster import ALONE
 from trainer.config import Config
 from trainer.peers import Peers
 
 backend.prepare("jax", False)
+import jax.monitoring
 from trainer.assembly import assemble
+from trainer.step import Objective
+compiled = []
+def note(event, seconds, fun_name="", **others):
+    if event.endswith("backend_compile_duration") and "_finish_step" in fun_name:
+        compiled.append(fun_name)
+jax.monitoring.register_event_duration_secs_listener(note)
+traced, call = [], Objective.__call__
+def traced_call(objective, trainable, state, batch, training):
+    traced.append(training)
+    return call(objective, trainable, state, batch, training)
+Objective.__call__ = traced_call
 dataset = "synthetic(shape=(16, 16, 3), classes=10)"
 # The most first: a process's virtual devices are made for its first run.
 for devices, model in ((2, "mlp"), (2, "convnet"), (1, "mlp"), (1, "convnet")):
@@ -74,20 +87,33 @@ for devices, model in ((2, "mlp"), (2, "convnet"), (1, "mlp"), (1, "convnet")):
                     dataset=dataset, global_batch=32, replicas=2, steps=2)
     with Peers(ALONE, 600) as peers:
         parts = assemble(config, peers)
-        block = next(parts.strategy.feed(parts.pipeline(parts.dataset.train, shuffled=True)))
-        parts.strategy.train(block, 0, 1, 0, parts.program.objective.no_totals())
+        pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
+        block = next(parts.strategy.feed(pipeline))
+        traced.clear()
+        compiled.clear()
+        totals = parts.strategy.train(block, 0, 2, 0, parts.program.objective.no_totals())
+        parts.strategy.train(block, 0, 1, 2, totals)
+        parts.strategy.evaluate(block, 0, 1, parts.program.objective.no_totals())
+        parts.strategy.flops(pipeline.spec)
         left = [variable.value for variable in parts.program.variables.values()]
         taken = {id(value) for group in parts.strategy._state.values() for value in group}
-        print(devices, model, sum(id(value) in taken for value in left) / len(left))
+        stays = sum(id(value) in taken for value in left) / len(left)
+        print(json.dumps([devices, model, stays, traced, len(compiled)]))
 """
 
 
 def test_what_a_step_leaves_is_taken_as_it_is():
-    """Of many small variables, to place them anew takes longer than the step."""
+    """Of many small variables, to place them anew takes longer than the step.
+
+    And a model is traced once in training and once in evaluation, and what follows from its sums compiled once for
+    each device.
+    """
     arguments = [sys.executable, "-c", STAY]
     out = subprocess.run(arguments, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
     assert not out.returncode, out.stderr
-    assert [line.split()[-1] for line in out.stdout.splitlines()] == ["1.0"] * 4, out.stdout
+    found = [json.loads(line) for line in out.stdout.splitlines()]
+    for devices, _, stays, traced, compiled in found:
+        assert stays == 1.0 and traced == [True, False] and compiled == 2 * devices, found
 
 
 @pytest.mark.long

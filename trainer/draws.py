@@ -1,11 +1,12 @@
 """Initial weights that no backend and no device has a part in: Keras's initializers, drawing on the host by numpy.
 
-JAX and TensorFlow draw other numbers from one seed. And each compiles a program for each shape, which takes longer than
-to draw: a third of a second a layer on a CPU.
+JAX and TensorFlow draw other numbers from one seed. And JAX compiles a program for each shape, which takes longer than
+to draw: a third of a second a layer on a CPU, and a thirtieth for zeros.
 """
 
 import concurrent.futures
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,10 +27,12 @@ Numbers = npt.NDArray[np.floating[Any]]
 
 @contextlib.contextmanager
 def on_host() -> Iterator[None]:
-    """Within it, the random initializers of Keras return numpy arrays, which follow from their seeds alone."""
+    """Within it, Keras's initializers return numpy arrays: zeros, ones, and numbers that follow from seeds alone."""
     with (
         mock.patch.object(keras_initializers, "random", _Host()),
         mock.patch.object(keras_initializers.Orthogonal, "__call__", _orthogonal),
+        mock.patch.object(keras.initializers.Zeros, "__call__", functools.partialmethod(_constant, 0)),
+        mock.patch.object(keras.initializers.Ones, "__call__", functools.partialmethod(_constant, 1)),
     ):
         yield
 
@@ -70,6 +73,11 @@ def _orthogonal(initializer: Any, shape: Sequence[int], dtype: Any = None) -> Nu
     q *= np.sign(np.diag(r))  # or not all rotations would be equally likely
     found = initializer.gain * (q.T if rows < columns else q).reshape(shape)
     return found.astype(_dtype(dtype))
+
+
+def _constant(initializer: Any, value: int, shape: Sequence[int], dtype: Any = None) -> npt.NDArray[Any]:
+    """One value at every place, in the memory of one; stands where Keras's Zeros and Ones are called."""
+    return np.broadcast_to(np.array(value, _dtype(dtype)), shape)
 
 
 def _normal(generator: np.random.Generator, numbers: Numbers) -> None:

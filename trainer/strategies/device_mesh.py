@@ -14,7 +14,7 @@ import numpy as np
 from jax import dtypes
 from jax.sharding import NamedSharding, PartitionSpec
 
-from input_pipeline.pipeline import Pipeline
+from input_pipeline.pipeline import Batch, Pipeline
 from input_pipeline.source import map_structure
 from trainer.cluster import ALONE, Cluster
 from trainer.config import Config
@@ -27,7 +27,7 @@ from trainer.strategies.exact import ExactLoop
 from trainer.strategies.host_values import Gathering, OnMesh, assign, own_pieces, sum_bits
 from trainer.strategies.jax_step import Leaf, PureStep, summing
 from trainer.strategies.sharded import Placing, ShardedLoop, layout_of, over_replicas
-from trainer.sums import Totals
+from trainer.sums import Totals, Values
 
 _BY_REPLICA = PartitionSpec(None, "data")  # (K, V, ...)
 
@@ -160,9 +160,7 @@ class DeviceMesh(Strategy):
         return loop.program.lower(values, totals, block, jax.ShapeDtypeStruct((3,), np.int32))
 
     def flops(self, spec: Any) -> float:
-        leaf, values = self._step.leaf(True), self._state.shapes(placed=False)
-        batch = map_structure(lambda a: jax.ShapeDtypeStruct(a.shape[2:], dtypes.canonicalize_dtype(a.dtype)), spec)
-        counted = jax.jit(leaf).lower(values, batch).cost_analysis() or {}
+        counted = jax.jit(self._step.leaf(True)).lower(*self._of_replica(spec)).cost_analysis() or {}
         return float(counted.get("flops", 0.0)) * self._program.replicas
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
@@ -210,16 +208,23 @@ class DeviceMesh(Strategy):
         if self._sharded:
             return self._sharded_loop(training)
         leaf = self._step.leaf(training)
-        batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
         # XLA's CPU compiler takes its fast convolutions in a program's entry only: they are 10 times
         # slower in the loops of FastLoop.
-        slow = self.on_cpu and "conv_general" in str(jax.make_jaxpr(leaf)(self._state.shapes(placed=False), batch))
+        slow = self.on_cpu and "conv_general" in str(jax.make_jaxpr(leaf)(*self._of_replica(block)))
         if slow and self.layout.shards:
             return self._sharded_loop(training)
         if slow or self._exact:
             update = self._step.update if training else None
             return ExactLoop(self.mesh, self._program.replicas, leaf, update, self._step.tally)
         return self._fast_loop(training)
+
+    def _of_replica(self, block: Block) -> tuple[Values, Batch]:
+        """The shapes of what a replica's part of a step takes, of a block or its spec."""
+
+        def shape(array: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(array.shape[2:], dtypes.canonicalize_dtype(array.dtype))
+
+        return self._state.shapes(placed=False), map_structure(shape, block)
 
     def _fast_loop(self, training: bool) -> FastLoop:
         return FastLoop(*self._parts(self._step.leaf(training), training))

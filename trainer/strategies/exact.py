@@ -6,6 +6,7 @@ b examples of a replica. A node is the packed Sums of some replicas that lie tog
 
 import functools
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from input_pipeline.pipeline import Batch
 from trainer.strategies.base import Block, quickest
 from trainer.strategies.data_parallel import (
     REPLICATED,
+    assembled,
     at,
     copied,
     joined,
@@ -68,13 +70,12 @@ class ExactLoop:
     def __call__(
         self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
     ) -> tuple[Values | None, Totals]:
-        if self._sums is None:
-            batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), block)
-            self._sums = jax.eval_shape(self._leaf, per_device(values)[0], batch)
         if self._block is not block:
             self._block, self._parts, self._batches = block, per_device(block), {}
         whole = NamedSharding(self._mesh, REPLICATED)
         on_devices = list(zip(per_device(values), per_device(placed(totals, whole)), strict=True))
+        if self._sums is None:
+            self._compile(*on_devices[0], self._batches_of(first)[0][0])
         before: Any = None
         for i in range(count):
             local = [
@@ -99,6 +100,17 @@ class ExactLoop:
         vector = np.zeros(floats, np.float32)
         nodes = [[jax.device_put([vector], d) for _ in range(self._local_nodes)] for d in self._mesh.local_devices]
         return quickest(lambda: jax.block_until_ready(self._exchange(nodes)))
+
+    def _compile(self, values: Values, totals: Totals, batch: Batch) -> None:
+        """Compiles for the first device what is called each step: two programs at once, for XLA takes one core each."""
+        self._sums = jax.eval_shape(self._leaf, values, batch)
+        place = jax.tree.leaves(values)[0].sharding
+        shapes = jax.eval_shape(self._one_leaf, values, batch)
+        node = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place) for a in shapes]
+        with ThreadPoolExecutor(1) as aside:
+            leaf = aside.submit(lambda: self._one_leaf.lower(values, batch).compile())
+            self._finish.lower(values, totals, node, np.int32(0)).compile()
+            leaf.result()
 
     def _batches_of(self, step: int) -> list[list[Batch]]:
         """The replicas' batches of a step of the block, by device."""
@@ -175,7 +187,7 @@ def _joined_like(values: Values, by_device: Sequence[Values]) -> Values:
     """What each device has, as global arrays with the values' very shardings: equal ones would be placed anew."""
 
     def join(old: jax.Array, *parts: jax.Array) -> jax.Array:
-        return jax.make_array_from_single_device_arrays(old.shape, old.sharding, list(parts))
+        return assembled(old.aval, old.sharding, *parts)
 
     return Values(*jax.tree.map(join, values, *by_device))
 

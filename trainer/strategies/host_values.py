@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax import dtypes
 from jax.sharding import NamedSharding, PartitionSpec
+from keras.src.backend.jax.core import convert_to_tensor
 
 from trainer.program import Program
 from trainer.shards import Index, Piece
@@ -80,6 +82,13 @@ class OnMesh:
         """Sets all variables to values that lie on the mesh."""
         for variable, value in zip(self._all, itertools.chain(*values), strict=True):
             variable._value = value
+
+
+def from_host(variable: keras.Variable, value: Any, dtype: Any = None) -> jax.Array:
+    """As Variable._convert_to_tensor, but of a dtype that is named: else JAX compiles a copy of each numpy shape."""
+    if dtype is None and isinstance(value, np.ndarray):
+        dtype = dtypes.canonicalize_dtype(value.dtype)
+    return convert_to_tensor(value, dtype, sparse=False)
 
 
 def assign(variable: keras.Variable, sharding: NamedSharding, read: Callable[[Index], np.ndarray]) -> None:

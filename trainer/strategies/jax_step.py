@@ -34,6 +34,7 @@ class PureStep:
         self._objective, self._optimizer, self._replicas = program.objective, program.optimizer, program.replicas
         self._variables: list[keras.Variable] = variables.optimizer
         self._scope = scope
+        self._leaves: dict[bool, Leaf] = {}
 
     def forward(self, training: bool) -> Forward:
         """A replica's objective, scaled as gradients are to be, and its Sums without gradients."""
@@ -46,8 +47,10 @@ class PureStep:
         return forward
 
     def leaf(self, training: bool) -> Leaf:
-        """A replica's Sums; traced once, however many programs it is part of."""
-        return jax.jit(summing(self.forward(training), training), inline=True)
+        """A replica's Sums; the same function each time, so that it is traced once for all programs it is part of."""
+        if training not in self._leaves:
+            self._leaves[training] = jax.jit(summing(self.forward(training), training), inline=True)
+        return self._leaves[training]
 
     def outputs(self, values: Values, x: Any) -> Any:
         """The model's outputs in evaluation for examples (n, ...)."""

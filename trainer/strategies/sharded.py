@@ -28,6 +28,7 @@ from trainer.errors import UserError
 from trainer.layouts import Layout
 from trainer.strategies.base import Block
 from trainer.strategies.data_parallel import placed, shares_threads
+from trainer.strategies.host_values import from_host
 from trainer.strategies.jax_step import Forward, Leaf, Tally, Update
 from trainer.sums import Sums, Totals, Values
 
@@ -91,6 +92,7 @@ class Placing(Distribution):
     def scope(self) -> Iterator[None]:
         variable = keras_jax.JaxVariable
         with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(variable, "_convert_to_tensor", from_host))
             if self._layout.shards:
                 # Keras creates small variables whole and then shards them; here no device ever holds the whole.
                 sharded = mock.patch.object(keras_jax, "should_shard_at_init", lambda layout, _: any(layout.spec))
@@ -121,8 +123,8 @@ _initialize = keras_jax.JaxVariable._initialize_with_initializer  # Keras's own
 
 
 def _initialize_in_parts(variable: Any, initializer: Any) -> None:
-    """What is drawn on the host goes to each device in its part; what is not drawn is made there."""
-    if not isinstance(initializer, RandomInitializer):
+    """What is made on the host goes to each device in its part; all else is made there."""
+    if not isinstance(initializer, RandomInitializer | keras.initializers.Ones | keras.initializers.Zeros):
         _initialize(variable, initializer)
         return
     variable._initialize_layout()
