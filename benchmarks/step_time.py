@@ -47,7 +47,7 @@ def main(name: str = "jax") -> None:
     rows = []
     for case, (model, shape, batch, steps, targets) in _CASES.items():
         if name == "tensorflow":  # whose calls take ten times as long
-            steps = min(steps, 800)
+            steps = min(steps, 800) // 2
         config = Config(
             backend=name,
             model=model,
