@@ -27,6 +27,9 @@ with draws.on_host():
     first, second = going_on((4,)), going_on((4,))
     rotation, wide = of.Orthogonal(seed=4)((64, 32)), of.Orthogonal(2.0, seed=4)((3, 4, 32), "bfloat16")
     one = of.RandomNormal(seed=1)(())
+    zeros, ones = of.Zeros()((2, 3), "bfloat16"), of.Ones()([4])
+    ones += 1  # it is the caller's, as a backend's array would be
+assert (zeros == 0).all() and zeros.shape == (2, 3) and zeros.dtype.name == "bfloat16" and ones.tolist() == [2] * 4
 found = [normal, truncated, uniform, halves, doubles, first, second, one, rotation, wide]
 assert all(isinstance(values, np.ndarray) for values in found)
 assert [v.dtype.name for v in found[2:5]] == ["float32", "bfloat16", "float64"], [v.dtype for v in found]

@@ -76,8 +76,8 @@ def _orthogonal(initializer: Any, shape: Sequence[int], dtype: Any = None) -> Nu
 
 
 def _constant(initializer: Any, value: int, shape: Sequence[int], dtype: Any = None) -> npt.NDArray[Any]:
-    """One value at every place, in the memory of one; stands where Keras's Zeros and Ones are called."""
-    return np.broadcast_to(np.array(value, _dtype(dtype)), shape)
+    """Stands where Keras's Zeros and Ones are called."""
+    return np.full(shape, value, _dtype(dtype))
 
 
 def _normal(generator: np.random.Generator, numbers: Numbers) -> None:

@@ -28,7 +28,7 @@ def squared_norms(shardings: Sequence[NamedSharding], arrays: list[jax.Array]) -
     return jax.shard_map(over_devices, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(), check_vma=False)(arrays)
 
 
-@functools.partial(jax.jit, inline=True)  # traced once for all arrays of a shape
+@jax.jit  # traced and lowered once for all arrays of a shape
 def in_stages(array: jax.Array) -> jax.Array:
     """() the sum of squares of an array that one device holds whole.
 
