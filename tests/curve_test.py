@@ -45,6 +45,7 @@ def compiled_by_xla(input_shape, classes):
     return model
 
 
+@pytest.mark.long
 def test_xla_does_not_show_in_the_curve(tmp_path):
     directories = [tmp_path / "by XLA", tmp_path / "as it is"]
     flags = ("--backend=tensorflow", "--steps=100", "--log_every=1", "--on_nan=skip")

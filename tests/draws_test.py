@@ -209,6 +209,7 @@ def restless(input_shape, classes):
     return keras.Model(inputs, layers.Dense(classes)(layers.AlphaDropout(0.1)(layers.Dropout(0.3)(x))))
 
 
+@pytest.mark.long
 def test_masks_and_noise_don_t_show_in_the_curve(tmp_path):
     """From one seed, on either backend, on one device and two: the same numbers are drawn, so rounding is all."""
     flags = ("--model=tests.draws_test:restless", "--replicas=2", "--steps=40", "--log_every=1", "--global_batch=64")

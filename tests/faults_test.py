@@ -184,6 +184,7 @@ def test_a_parameter_server_s_worker_may_die(tmp_path):
     assert summary(run)["step"] == 300 and summary(run)["final"]["test_accuracy"] > 0.9
 
 
+@pytest.mark.long
 def test_workers_update_a_variable_one_after_the_other(tmp_path):
     """Adam moves a weight by some thousandths a step; between two workers it leapt by thousands."""
     flags = ("--strategy=parameter_server", "--model=tests.faulty:linear", "--dataset=tests.faulty:rare")

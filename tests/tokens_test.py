@@ -40,6 +40,7 @@ keras_hub.models.BertTokenizer(words).save_to_preset(sys.argv[1])
 """
 
 
+@pytest.mark.long
 def test_tokens_of_a_keras_hub_preset(tmp_path):
     """A preset with a tokenizer of words: trained on, its tokens counted and turned back into text."""
     preset = tmp_path / "preset"
