@@ -48,8 +48,8 @@ def main() -> None:
     page.record(
         "start",
         "How long until the first step is done?",
-        "Median of 3 rounds, of the resnet and on TensorFlow of 2; a second start goes on from a checkpoint; the script "
-        "ends with its first step; after a kill the same command is given again, or all processes are started again",
+        "Median of 3 rounds, of the resnet and on TensorFlow of 2; a second start goes on from a checkpoint; the "
+        "script ends with its first step; after a kill the same command is given again, or all processes are started again",
         rows,
     )
 
