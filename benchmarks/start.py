@@ -49,7 +49,8 @@ def main() -> None:
         "start",
         "How long until the first step is done?",
         "Median of 3 rounds, of the resnet and on TensorFlow of 2; a second start goes on from a checkpoint; the "
-        "script ends with its first step; after a kill the same command is given again, or all processes are started again",
+        "script ends with its first step; after a kill the same command is given again, or all processes are started "
+        "again",
         rows,
     )
 
