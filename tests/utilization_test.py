@@ -112,6 +112,7 @@ def test_what_a_step_leaves_is_taken_as_it_is():
     out = subprocess.run(arguments, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
     assert not out.returncode, out.stderr
     found = [json.loads(line) for line in out.stdout.splitlines()]
+    assert len(found) == 4, out.stdout
     for devices, _, stays, traced, compiled in found:
         assert stays == 1.0 and traced == [True, False] and compiled == 2 * devices, found
 
