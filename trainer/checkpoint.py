@@ -73,7 +73,7 @@ def write_shards(
 
     Args:
       parent, program, state: as in `write`.
-      pieces: by path, from program.pieces().
+      pieces: by path, from program.snapshot().
       process, processes: this one's number, and how many there are.
       patience: seconds to wait for the others.
     """
@@ -183,7 +183,7 @@ def read(path: pathlib.Path, program: Program, manifest: dict[str, Any]) -> None
 
         try:
             # Beside the reading; but what all processes are to gather, they gather in one order, once all is read.
-            hdf5.read_weights(path / WEIGHTS, program, check if program.own_pieces is None else None)
+            hdf5.read_weights(path / WEIGHTS, program, check if program.whole else None)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Damaged(f"{path / WEIGHTS} can't be read: {error}") from None
         for name, variable in program.variables.items():

@@ -24,6 +24,7 @@ from trainer.config import Config
 from trainer.errors import UserError
 from trainer.losses import compile_model
 from trainer.shards import Index, Piece, everything
+from trainer.snapshot import Copying, KeptCopies, Pieces
 from trainer.step import Objective
 
 
@@ -50,7 +51,10 @@ class Program:
         # How values come from and to the devices; a strategy of which no process holds the whole has its own ways.
         self.to_host: Callable[[keras.Variable], np.ndarray] = lambda v: keras.ops.convert_to_numpy(v.value)
         self.assign: Callable[[keras.Variable, Callable[[Index], np.ndarray]], None] = _assign_whole
-        self.own_pieces: Callable[[keras.Variable], list[Piece]] | None = None
+        # What a process saves of a variable: the whole, or the pieces that only it holds; and how that is copied.
+        self.whole = True
+        self.held: Callable[[keras.Variable], list[Piece]] = lambda v: [Piece((), self.to_host(v))]
+        self.copy: Copying = KeptCopies()
         # Not keras.utils.set_random_seed: on JAX it imports TensorFlow. These two are what Keras's
         # initializers draw their seeds from; everything later is keyed by step and replica.
         random.seed(config.seed)
@@ -149,11 +153,13 @@ class Program:
         """Path -> whole value of each variable of the run, on the host; all processes call it together."""
         return {path: self.to_host(v) for path, v in self.variables.items()}
 
-    def pieces(self) -> dict[str, list[Piece]] | None:
-        """Path -> what only this process holds of each variable, on the host; None where all hold all."""
-        if self.own_pieces is None:
-            return None
-        return {path: self.own_pieces(v) for path, v in self.variables.items()}
+    def snapshot(self) -> Callable[[], Pieces]:
+        """Begins to copy what this process saves of each variable; all processes call it together.
+
+        Returns:
+          what ends it, in any thread but before the next step, and returns copies, which hold until the next snapshot.
+        """
+        return self.copy({path: self.held(v) for path, v in self.variables.items()})
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:

@@ -16,7 +16,8 @@ from trainer.peers import Peers
 from trainer.program import Program
 from trainer.progress import Progress
 from trainer.run_directory import RunDirectory
-from trainer.shards import Piece, not_finite
+from trainer.shards import not_finite
+from trainer.snapshot import on_host
 from trainer.writer import Writer
 
 # How far the probe's loss may lie from what it was, relatively: another backend rounds otherwise. A loss near 0
@@ -60,7 +61,6 @@ class Recovery:
         self._unsound = ""  # what was not finite in the last state that was to be written
         self._when_due = self._when_best = keras.callbacks.ModelCheckpoint("unset.keras")  # until `restore`
         self._writer = Writer(directory.path)
-        self._kept_copies: dict[str, np.ndarray] = {}  # used again: to be given memory takes longer than to fill it
 
     def tidy(self) -> None:
         """Removes what killed writes left, and sets damaged checkpoints aside: process 0, before all restore."""
@@ -177,35 +177,26 @@ class Recovery:
         if not all(self._peers.gather(self._writer.is_ready())):
             return
         program, cluster, parent = self._program, self._peers.cluster, self._directory.checkpoints
-        pieces = program.pieces()
-        with ThreadPoolExecutor(1) as beside:  # numpy copies while the devices compute
-            copying = beside.submit(self._copies, program.values() if pieces is None else {})
+        with ThreadPoolExecutor(1) as beside:  # copies are made while the devices compute
+            copying = beside.submit(program.snapshot())
             probe = self._probe() if self._state["step"] else None
-        values = copying.result()
-        held = pieces or {path: [Piece((), value)] for path, value in values.items()}
+        copies = copying.result()
         state: dict[str, Any] = {**self._state, "best": self.best, "probe": probe}
 
         def write() -> None:
-            self._unsound = not_finite(held)
+            pieces = on_host(copies)
+            self._unsound = not_finite(pieces)
             if self._unsound:
                 return
-            if pieces is not None:
+            if not program.whole:
                 patience = self._config.patience
                 checkpoint.write_shards(parent, program, pieces, state, cluster.index, cluster.size, patience)
             elif cluster.is_chief:
-                checkpoint.write(parent, program, values, state)
+                checkpoint.write(parent, program, {path: whole.values for path, (whole,) in pieces.items()}, state)
             if cluster.is_chief:
                 self._prune(state["best"].get("step"))
 
-        self._writer.submit(write, sum(value.nbytes for of_variable in held.values() for _, value in of_variable))
-
-    def _copies(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """On CPUs, what comes to the host may be the very memory that the next step writes to."""
-        if not self._kept_copies:
-            self._kept_copies = {path: np.empty_like(value) for path, value in values.items()}
-        for path, value in values.items():
-            np.copyto(self._kept_copies[path], value)
-        return self._kept_copies
+        self._writer.submit(write, sum(values.nbytes for of_variable in copies.values() for _, values in of_variable))
 
     def settle(self, last: bool = False) -> str:
         """Tells what went wrong in the last write; with `last`, waits for it first.

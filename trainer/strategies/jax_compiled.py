@@ -21,11 +21,9 @@ def mend() -> None:
     cache_key._hash_serialized_compile_options = _hash_for_any_device
 
 
-def _read_or_remove(
-    cache_key: str, compile_options: Any, backend: Any, executable_devices: Any
-) -> tuple[Any | None, int | None]:
-    try:
-        return _read(cache_key, compile_options, backend, executable_devices)
+def _read_or_remove(cache_key: str, *how: Any) -> tuple[Any | None, int | None]:
+    try:  # how it is to be loaded takes four arguments since JAX 0.11, and took three before
+        return _read(cache_key, *how)
     except Exception as error:  # of whatever library has compressed it
         kept = pathlib.Path(config.compilation_cache_dir.value, f"{cache_key}-cache")
         with contextlib.suppress(OSError):
