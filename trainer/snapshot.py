@@ -8,7 +8,7 @@ import numpy as np
 from trainer.shards import Piece
 
 Pieces = dict[str, list[Piece]]  # by path of the variable
-# Begins to copy; what it returns ends that, in any thread. Values may be arrays of a backend's until they are asked for.
+# Begins to copy; what it returns ends that, in any thread. Values may be the backend's arrays until they are asked for.
 Copying = Callable[[Mapping[str, list[Piece]]], Callable[[], Pieces]]
 
 
