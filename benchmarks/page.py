@@ -121,10 +121,13 @@ def record(name: str, question: str, conditions: str, rows: Sequence[Row]) -> No
 
 def show(question: str, conditions: str, rows: Sequence[Row]) -> None:
     """Prints the rows."""
-    print(f"{question}\n{conditions}; {machine()}")
-    for row in rows:
-        noisy = "  noisy" if row.noisy else ""
-        print(f"  {row.case:<40} {row.ours:>24}  {row.rival:<34} {row.theirs:>24}  {row.ratio}  {row.held}{noisy}")
+    print("\n".join([question, f"{conditions}; {machine()}", *map(line, rows)]))
+
+
+def line(row: Row) -> str:
+    """A row in a line."""
+    noisy = "  noisy" if row.noisy else ""
+    return f"  {row.case:<40} {row.ours:>24}  {row.rival:<34} {row.theirs:>24}  {row.ratio}  {row.held}{noisy}"
 
 
 def machine() -> str:

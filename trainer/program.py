@@ -154,10 +154,10 @@ class Program:
         return {path: self.to_host(v) for path, v in self.variables.items()}
 
     def snapshot(self) -> Callable[[], Pieces]:
-        """Begins to copy what this process saves of each variable; all processes call it together.
+        """What this process saves of each variable; all processes call it together.
 
         Returns:
-          what ends it, in any thread but before the next step, and returns copies, which hold until the next snapshot.
+          what copies it, in any thread but before the next step; the copies hold until the next snapshot.
         """
         return self.copy({path: self.held(v) for path, v in self.variables.items()})
 

@@ -30,12 +30,12 @@ class Piece(NamedTuple):
     """A box of a variable.
 
     Attributes:
-      start: index of its first element, one number for each dim.
-      values: its elements.
+      start: index of its first element, one number for each dim; (): the whole is meant.
+      values: its elements, an array of numpy, or of the backend's while it is being copied.
     """
 
     start: tuple[int, ...]
-    values: np.ndarray
+    values: Any
 
 
 def write(directory: pathlib.Path, process: int, kinds: Mapping[str, str], pieces: Mapping[str, list[Piece]]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from trainer.shards import Piece
 
 Pieces = dict[str, list[Piece]]  # by path of the variable
-# Begins to copy; what it returns ends that, in any thread. Values may be the backend's arrays until they are asked for.
+# Returns what copies them, in any thread; the copies may be arrays of the backend's.
 Copying = Callable[[Mapping[str, list[Piece]]], Callable[[], Pieces]]
 
 
@@ -22,7 +22,7 @@ class KeptCopies:
         self._kept: Pieces = {}
 
     def __call__(self, pieces: Mapping[str, list[Piece]]) -> Callable[[], Pieces]:
-        """Waits for the devices; the copies are those of the call before, with these values."""
+        """Waits for the devices; the copies are the arrays of the call before, with these values."""
         held = _each(pieces, np.asarray)
 
         def copy() -> Pieces:

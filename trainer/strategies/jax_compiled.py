@@ -7,7 +7,7 @@ from typing import Any
 
 from jax._src import cache_key, compilation_cache, config
 
-_read = compilation_cache.get_executable_and_time
+_read: Any = compilation_cache.get_executable_and_time
 _hash_options = cache_key._hash_serialized_compile_options
 
 
@@ -17,12 +17,12 @@ def mend() -> None:
     JAX writes them in place, so that a kill leaves a part of one. It would warn of that, compile the program and leave
     the file as it is, at each start again. And on CPUs it would compile a program anew for each virtual device.
     """
-    compilation_cache.get_executable_and_time = _read_or_remove
+    vars(compilation_cache)[_read.__name__] = _read_or_remove
     cache_key._hash_serialized_compile_options = _hash_for_any_device
 
 
 def _read_or_remove(cache_key: str, *how: Any) -> tuple[Any | None, int | None]:
-    try:  # how it is to be loaded takes four arguments since JAX 0.11, and took three before
+    try:  # three arguments say how it is to be loaded, and four since JAX 0.11
         return _read(cache_key, *how)
     except Exception as error:  # of whatever library has compressed it
         kept = pathlib.Path(config.compilation_cache_dir.value, f"{cache_key}-cache")
