@@ -17,7 +17,8 @@ def mend() -> None:
     JAX writes them in place, so that a kill leaves a part of one. It would warn of that, compile the program and leave
     the file as it is, at each start again. And on CPUs it would compile a program anew for each virtual device.
     """
-    vars(compilation_cache)[_read.__name__] = _read_or_remove
+    reading: Any = compilation_cache
+    reading.get_executable_and_time = _read_or_remove
     cache_key._hash_serialized_compile_options = _hash_for_any_device
 
 

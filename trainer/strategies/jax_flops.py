@@ -22,7 +22,7 @@ def count(function: Callable[..., Any], *shapes: Any) -> float:
       shapes: of its arguments.
     """
     with mock.patch.object(nn, "dot_product_attention", _written_down):
-        program = jax.jit(function).lower(*shapes).compiler_ir("hlo")
+        program: Any = jax.jit(function).lower(*shapes).compiler_ir("hlo")
     # Of the clients of devices, those of CPUs alone count.
     counted = _jax.hlo_module_cost_analysis(xla_client.make_cpu_client(), program.as_hlo_module())
     return float(counted["flops"])
