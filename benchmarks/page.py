@@ -33,6 +33,9 @@ _SCORES = (
         for name in ("jax", "tensorflow")
         for batch in (64, 512)
     ),
+    ("accelerator", "language model", "products of two matrices"),
+    ("accelerator", "language model", "loop by hand"),
+    ("accelerator", "images", "loop by hand"),
     ("data", "shuffled pass, cached in a file", "TFRecord, shuffle 10,000, batch, map"),
     ("scaling-jax", "2 devices on the same cores", "Keras DataParallel"),
     ("scaling-tensorflow", "2 devices on the same cores", "MirroredStrategy, fit"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import Config
+from trainer.preemption import until_told
 from trainer.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def training(
     strategy.compile(parts.program)
     setattr(strategy, "_in_tree_order" if hasattr(strategy, "_in_tree_order") else "_exact", exact)
     pipeline, steps = parts.pipeline(parts.dataset.train, shuffled=True), parts.config.steps
-    fed = strategy.feed(pipeline)
+    fed = until_told(strategy.feed(pipeline), parts.peers, lambda: False)  # as in a run, one is taken ahead
     if kept:
         fed = itertools.cycle(list(itertools.islice(fed, -(-steps // pipeline.block))))
     block, used = None, pipeline.block  # a round may end within a block, with which the next one goes on
@@ -58,7 +59,6 @@ def run(config: Config, steps: int) -> "Iterator[tuple[Assembly, Callable[[], fl
     from trainer.assembly import assemble
     from trainer.ledger import Ledger
     from trainer.peers import Peers
-    from trainer.preemption import until_told
     from trainer.training import Training
 
     peers = Peers()

@@ -57,9 +57,9 @@ def matrix_product(dtype: str) -> float:
     Of random numbers: those of which most bits are equal take less power, and a GPU is faster with them than a model
     can be. Small products follow one another, so that the time to ask for one is not counted.
     """
-    best, size, seconds = 0.0, 256, 0.0
+    best, size, seconds = 0.0, 128, 0.0
     while seconds < _LEAST and size < 8192:
-        size *= 2
+        size *= 4
         random = np.random.default_rng(0).random((size, size), np.float32) - 0.5
         a, many = keras.ops.cast(keras.ops.convert_to_tensor(random), dtype), 1
         for _ in range(4):  # the first one compiles

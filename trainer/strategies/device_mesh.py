@@ -14,6 +14,7 @@ import numpy as np
 from jax import dtypes
 from jax.sharding import NamedSharding, PartitionSpec
 
+from input_pipeline.ahead import in_order
 from input_pipeline.pipeline import Batch, Pipeline
 from input_pipeline.source import map_structure
 from trainer.cluster import ALONE, Cluster
@@ -109,7 +110,12 @@ class DeviceMesh(Strategy):
         def put(block: Block) -> Block:
             return jax.device_put(block, sharding) if self.cluster.size == 1 else jax.tree.map(of_all, block)
 
-        return map(put, pipeline.blocks(first_block))
+        blocks = pipeline.blocks(first_block)
+        if self.on_cpu:
+            return map(put, blocks)
+        # A GPU takes what it is sent after what it was told to compute before. So a block is sent before the call of
+        # the step that it is to come beside.
+        return in_order(lambda _: put(next(blocks)), pipeline.indices(first_block), most=1, threads=1)
 
     def compile(self, program: Program) -> None:
         self._program = program
