@@ -178,6 +178,7 @@ def _scoreboard() -> list[str]:
     for path in sorted(FOLDER.glob("*.json")):
         kept = json.loads(path.read_text())
         backend = path.stem.rpartition("-")[2] if "-" in path.stem else ""
+        backend = "jax, a GPU" if path.stem == "accelerator" else backend
         for row in (Row(**row) for row in kept["rows"]):
             exact = path.stem.startswith("exact") and row.case.endswith(" 4 devices")
             if (path.stem, row.case, row.rival) in _SCORES or path.stem.startswith(("save", "kills")) or exact:

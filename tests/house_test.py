@@ -46,6 +46,7 @@ FLOORS = {
     "trainer.digests": 2,
     "trainer.draws": 2,
     "trainer.shards": 2,
+    "trainer.snapshot": 2,
     "trainer.optimizers": 2,
     "trainer.losses": 2,
     "trainer.metrics": 2,
