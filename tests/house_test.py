@@ -82,6 +82,7 @@ FLOORS = {
     "trainer.doctor": 4,
     "trainer.explain": 4,
     "trainer.probe": 4,
+    "trainer.verify_rows": 4,
     "trainer.verify": 4,
     "trainer.export": 4,
     "trainer.audit": 4,

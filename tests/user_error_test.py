@@ -1,11 +1,14 @@
 """Each mistake of a user gives one error that names the flag, its value, the reason and the fix; exit code 2."""
 
 import json
+import sys
 import textwrap
 
 import pytest
 
 from tests.running import trainer
+from trainer import backend
+from trainer.errors import UserError
 
 MODULE = """
 import keras
@@ -453,6 +456,12 @@ def test_the_environment_keeps_jax_from_running(setting, project):
     name, _, value = setting.partition("=")
     err = trainer("--backend=jax", "--run_dir=run", code=2, cwd=project, **{name: value}).stderr
     assert setting in err and f"unset {name}" in err and "Traceback" not in err
+
+
+def test_a_backend_that_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)  # as if it could not be found
+    with pytest.raises(UserError, match="--backend=tensorflow: is not installed"):
+        backend.prepare("tensorflow")
 
 
 def test_the_directory_of_another_run(project):

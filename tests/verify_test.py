@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.running import REPOSITORY, environment, trainer
+from trainer import verify_rows
 from trainer.errors import last_words
 
 PLANTED = """
@@ -103,6 +104,23 @@ def test_random_numbers_in_evaluation_break_nothing(here):
 def test_batch_normalization_inside_another_layer_is_a_note(here):
     out = trainer("probe", "--model=planted:wrapped", cwd=here).stdout
     assert "note  layer 'each' (TimeDistributed): takes statistics over the examples" in out
+
+
+def test_rows_that_are_compared_run_on_one_kind_of_chip():
+    assert all(verify_rows.ask(backend) == 0 for backend in verify_rows.BACKENDS)  # this machine's
+    both = verify_rows.rows(4, {"tensorflow": 0, "jax": 0}, True, "adam")
+    assert len(both) == 14 and not any(row.on_cpu for row in both)
+    few = verify_rows.rows(4, {"jax": 2}, False, "adam")
+    by_name = {row.name: row for row in few}
+    assert by_name["device_mesh x4"].on_cpu and by_name["one_device jax"].on_cpu
+    assert not by_name["one_device jax"].against  # TensorFlow is not there
+    assert [row.name for row in few if not row.on_cpu] == [
+        "accelerator jax",
+        "accelerator jax, again",
+        "accelerators jax x2",
+    ]
+    assert all(row.on_cpu == by_name[row.against].on_cpu for row in few if row.against)
+    assert not any(row.on_cpu for row in verify_rows.rows(4, {"jax": 8}, False, "adam"))
 
 
 @pytest.mark.long

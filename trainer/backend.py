@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import importlib.util
 import os
 import pathlib
 import platform
@@ -88,8 +89,16 @@ def prepare(backend: str, exact: bool = False) -> None:
       exact: whether a GPU may only use algorithms that give the same bits each time.
 
     Raises:
-      UserError: a run would compute with other types of numbers than it says.
+      UserError: the backend is not installed, or a run would compute with other types of numbers than it says.
     """
+    if not importlib.util.find_spec(backend):
+        other = "jax" if backend == "tensorflow" else "tensorflow"
+        raise UserError(
+            "backend",
+            backend,
+            f"is not installed for {sys.executable}",
+            f"pip install {backend}, or use --backend={other}, with a strategy that runs on it",
+        )
     wide = os.environ.get("JAX_ENABLE_X64", "")
     if backend == "jax" and wide.lower() in ("1", "true", "yes", "y", "t", "on"):
         raise UserError(

@@ -5,7 +5,6 @@ runs inside a backend must end in the same bits.
 """
 
 import concurrent.futures
-import dataclasses
 import json
 import os
 import pathlib
@@ -15,53 +14,17 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
+from trainer import verify_rows
 from trainer.append import records
 from trainer.config import Config
 from trainer.diff import relative
 from trainer.errors import OK, UserError, last_words
+from trainer.verify_rows import Row
 
 STEPS = 8
 REPLICAS = 4
 _WHERE = ("strategy", "backend", "devices", "mesh", "layout")
 _SCHEDULING = ("run_dir", "exact", "steps", "epochs", "replicas", "log_every", "evaluate_every", "save_every", "keep")
-_ACROSS = {"sgd": 1e-5}  # relative, between backends, which round every sum otherwise; else:
-_ACROSS_ADAPTIVE = 1e-4
-
-
-@dataclasses.dataclass
-class Row:
-    """One run of the table.
-
-    Attributes:
-      name, backend, devices, replicas, processes: what is run.
-      against: name of the row that it is compared with; '' for the reference itself.
-      bits: whether it must equal that to the bit; else within `within`, relative.
-      losses: of each step, once run.
-      deviation: the largest relative one, and its step.
-      verdict: for people; it starts with 'ok' or 'FAIL'.
-    """
-
-    name: str
-    backend: str
-    devices: int
-    replicas: int
-    against: str = ""
-    bits: bool = True
-    within: float = 0.0
-    losses: Sequence[float] = ()
-    sha256: str = ""
-    deviation: float = 0.0
-    at: int = 0
-    verdict: str = ""
-    processes: int = 1
-
-    def flags(self) -> list[str]:
-        """Where it runs."""
-        if self.devices == 1:
-            return ["--strategy=one_device", f"--backend={self.backend}"]
-        several = "mirrored" if self.processes == 1 else "multi_worker_mirrored"
-        strategy = several if self.backend == "tensorflow" else "device_mesh"
-        return [f"--strategy={strategy}", f"--devices={self.devices}"]
 
 
 def run(config: Config) -> int:
@@ -74,6 +37,7 @@ def run(config: Config) -> int:
         print(f"asking model and data alone ({config.model}, {config.dataset})", flush=True)
         probed = runs.probe()
         rows = runs.rows(probed)
+        print(runs.where(rows), end="")
         print(f"\n{len(rows)} runs of {runs.steps} steps, each in a process of its own", flush=True)
         runs.start_state()
         with concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
@@ -82,7 +46,7 @@ def run(config: Config) -> int:
         by_name = {row.name: row for row in rows}
         for row in rows:
             runs.judge(row, by_name.get(row.against))
-        print(_table(rows))
+        print(verify_rows.table(rows))
         broken = [f for f in probed["findings"] if f["breaks"]]
         failed = [row for row in rows if row.verdict.startswith("FAIL")]
         for finding in broken:
@@ -109,10 +73,12 @@ class Runs:
         given = [line for line in config.to_flags() if line[2:].partition("=")[0] not in (*_WHERE, *_SCHEDULING)]
         self._flags = [line for line in given if not line.startswith("--initialize_from=")]
         self._start = config.initialize_from or str(directory / "start")
+        self._there = verify_rows.accelerators()
+        self._first = config.backend or next(iter(self._there))
 
     def probe(self) -> dict[str, Any]:
         """What model and data say when each is asked alone."""
-        process = self._trainer("probe", f"--backend={self._config.backend or 'tensorflow'}")
+        process = self._trainer("probe", f"--backend={self._first}")
         if process.returncode not in (0, 1) or not process.stdout.strip():
             raise self._mistake(process)
         *findings, last = process.stdout.strip().splitlines()
@@ -128,28 +94,29 @@ class Runs:
 
     def rows(self, probed: dict[str, Any]) -> list[Row]:
         """The table's rows, not yet run."""
-        v, rows = self.replicas, []
         batch_statistics = any(not f["breaks"] for f in probed["findings"])
         optimizer = self._config.optimizer.partition("(")[0]
-        within = _ACROSS.get(optimizer, _ACROSS_ADAPTIVE)
-        for backend in ("tensorflow", "jax"):
-            first = f"one_device {backend}"
-            rows.append(Row(first, backend, 1, v))
-            rows.append(Row(f"{first}, again", backend, 1, v, first))
-            name = "mirrored" if backend == "tensorflow" else "device_mesh"
-            rows += [Row(f"{name} x{r}", backend, r, v, first) for r in (2, 4) if v % r == 0]
-            rows += [Row(f"{n} processes {backend}", backend, n, v, first, processes=n) for n in (2, 4) if v % n == 0]
-            if not probed["random"] and not batch_statistics:
-                rows.append(Row(f"{first}, 1 replica", backend, 1, 1, first, False, within))
-        for row in rows:
-            if row.name == "one_device jax":
-                row.against, row.bits, row.within = "one_device tensorflow", False, within
-        return rows
+        return verify_rows.rows(self.replicas, self._there, not (probed["random"] or batch_statistics), optimizer)
+
+    def where(self, rows: Sequence[Row]) -> str:
+        """What the table can't be asked for here, in lines; '' if it is whole."""
+        lines = [
+            f"{name} is not installed: its rows are left out"
+            for name in verify_rows.BACKENDS
+            if name not in self._there
+        ]
+        lines += [
+            f"{backend} finds {self._there[backend]} of the accelerators that rows ask for: virtual CPUs stand in for "
+            "them, and rows of the accelerators are compared with each other"
+            for backend in sorted({row.backend for row in rows if row.on_cpu})
+        ]
+        return "".join(f"{line}\n" for line in lines)
 
     def start_state(self) -> None:
         """Saves the state that all runs start from."""
         if self._start == str(self._directory / "start"):
-            process = self._trainer("--strategy=one_device", "--steps=0", f"--run_dir={self._start}")
+            place = ("--strategy=one_device", f"--backend={self._first}")
+            process = self._trainer(*place, "--steps=0", f"--run_dir={self._start}")
             if process.returncode:
                 raise self._mistake(process)
 
@@ -168,6 +135,7 @@ class Runs:
             f"--keep={self.steps + 1}",
             f"--run_dir={path}",
             processes=row.processes,
+            on_cpu=row.on_cpu,
         )
         if process.returncode:
             said = last_words(process.stderr or process.stdout)
@@ -231,20 +199,10 @@ class Runs:
     def _path(self, row: Row) -> pathlib.Path:
         return self._directory / row.name.replace(",", "").replace(" ", "-")
 
-    def _trainer(self, *arguments: str, processes: int = 1) -> "subprocess.CompletedProcess[str]":
+    def _trainer(self, *arguments: str, processes: int = 1, on_cpu: bool = False) -> "subprocess.CompletedProcess[str]":
         program = ["trainer"] if processes == 1 else ["launch.local", f"--processes={processes}", "--"]
         command = [sys.executable, "-m", *program, *arguments, *self._flags]
         environment = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"}
+        if on_cpu:
+            environment |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
         return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
-
-
-def _table(rows: Sequence[Row]) -> str:
-    table = [("strategy", "devices", "processes", "replicas", "loss", "deviation", "at step", "weights", "verdict")]
-    for row in rows:
-        loss = f"{row.losses[-1]:.7g}" if row.losses else "-"
-        deviation = f"{row.deviation:.1e}" if row.losses and row.against else "-"
-        at = str(row.at) if row.deviation else "-"
-        counts = (str(row.devices), str(row.processes), str(row.replicas))
-        table.append((row.name, *counts, loss, deviation, at, row.sha256[:12] or "-", row.verdict))
-    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    return "\n" + "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table)

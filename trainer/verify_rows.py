@@ -1,0 +1,120 @@
+"""The runs that verify compares: a run on one device, and what must give the same bits, or nearly the same curve."""
+
+import concurrent.futures
+import dataclasses
+import glob
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+_WITHIN = {"sgd": 1e-5}  # relative, between backends, which round every sum otherwise; else:
+_WITHIN_ADAPTIVE = 1e-4
+_SEVERAL = (2, 4)  # devices, and processes
+# Where a driver shows accelerators: NVIDIA's, Google's, AMD's, Windows's. Without them nobody asks the frameworks.
+_NODES = ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/vfio/[0-9]*", "/dev/kfd", "/dev/dxg")
+BACKENDS = ("tensorflow", "jax")
+_ASK = {
+    "tensorflow": "import tensorflow as tf; print(len(tf.config.list_physical_devices('GPU')))",
+    "jax": "import jax; print(sum(device.platform != 'cpu' for device in jax.devices()))",
+}
+
+
+@dataclasses.dataclass
+class Row:
+    """One run of the table.
+
+    Attributes:
+      name, backend, devices, replicas, processes: what is run.
+      on_cpu: whether virtual CPUs stand in for accelerators.
+      against: name of the row that it is compared with; '' for the reference itself.
+      bits: whether it must equal that to the bit; else within `within`, relative.
+      losses: of each step, once run.
+      deviation: the largest relative one, and its step.
+      verdict: for people; it starts with 'ok' or 'FAIL'.
+    """
+
+    name: str
+    backend: str
+    devices: int
+    replicas: int
+    against: str = ""
+    bits: bool = True
+    within: float = 0.0
+    losses: Sequence[float] = ()
+    sha256: str = ""
+    deviation: float = 0.0
+    at: int = 0
+    verdict: str = ""
+    processes: int = 1
+    on_cpu: bool = False
+
+    def flags(self) -> list[str]:
+        """Where it runs."""
+        if self.devices == 1:
+            return ["--strategy=one_device", f"--backend={self.backend}"]
+        several = "mirrored" if self.processes == 1 else "multi_worker_mirrored"
+        strategy = several if self.backend == "tensorflow" else "device_mesh"
+        return [f"--strategy={strategy}", f"--devices={self.devices}"]
+
+
+def accelerators() -> dict[str, int]:
+    """How many each backend finds on this machine; backends that are not installed are left out."""
+    installed = [backend for backend in BACKENDS if importlib.util.find_spec(backend)]
+    if not any(map(glob.glob, _NODES)):
+        return dict.fromkeys(installed, 0)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        return dict(zip(installed, pool.map(ask, installed), strict=True))
+
+
+def ask(backend: str) -> int:
+    """How many accelerators a backend finds, in a process of its own; 0 if it ends with an error."""
+    found = subprocess.run([sys.executable, "-c", _ASK[backend]], capture_output=True, text=True)
+    return int(found.stdout.split()[-1]) if not found.returncode else 0
+
+
+def rows(replicas: int, there: Mapping[str, int], alone: bool, optimizer: str) -> list[Row]:
+    """The table's rows, not yet run.
+
+    Where a backend has accelerators, but fewer than the rows ask for, its rows are virtual CPUs', for bits are those of
+    one kind of chip; and rows of the accelerators are compared with each other.
+
+    Args:
+      replicas: V.
+      there: backend -> how many accelerators it finds.
+      alone: whether a replica's results do not depend on which and how large it is: then one replica is a row, too.
+      optimizer: its name.
+    """
+    v, found = replicas, list[Row]()
+    within = _WITHIN.get(optimizer, _WITHIN_ADAPTIVE)
+    several = [n for n in _SEVERAL if v % n == 0]
+    for backend, count in there.items():
+        few = 0 < count < max(several, default=1)
+        first, name = f"one_device {backend}", "mirrored" if backend == "tensorflow" else "device_mesh"
+        of_backend = [Row(first, backend, 1, v), Row(f"{first}, again", backend, 1, v, first)]
+        of_backend += [Row(f"{name} x{r}", backend, r, v, first) for r in several]
+        of_backend += [Row(f"{n} processes {backend}", backend, n, v, first, processes=n) for n in several]
+        if alone:
+            of_backend.append(Row(f"{first}, 1 replica", backend, 1, 1, first, False, within))
+        found += [dataclasses.replace(row, on_cpu=few) for row in of_backend]
+        if few:
+            first = f"accelerator {backend}"
+            found += [Row(first, backend, 1, v), Row(f"{first}, again", backend, 1, v, first)]
+            found += [Row(f"accelerators {backend} x{r}", backend, r, v, first) for r in several if r <= count]
+    for row in found:
+        if row.name == "one_device jax" and "tensorflow" in there:
+            row.against, row.bits, row.within = "one_device tensorflow", False, within
+    return found
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows in columns, as they are printed."""
+    lines = [("strategy", "devices", "processes", "replicas", "loss", "deviation", "at step", "weights", "verdict")]
+    for row in rows:
+        loss = f"{row.losses[-1]:.7g}" if row.losses else "-"
+        deviation = f"{row.deviation:.1e}" if row.losses and row.against else "-"
+        at = str(row.at) if row.deviation else "-"
+        counts = (str(row.devices), str(row.processes), str(row.replicas))
+        lines.append((row.name, *counts, loss, deviation, at, row.sha256[:12] or "-", row.verdict))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n" + "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
