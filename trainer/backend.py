@@ -109,6 +109,8 @@ def prepare(backend: str, exact: bool = False) -> None:
         )
     os.environ["KERAS_BACKEND"] = backend
     host_memory.keep_freed()
+    if memory := host_memory.read():  # of which XLA gives copies of a GPU's variables no more than 64 GB by itself
+        os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(memory.whole // 2**30 + 1))
     later.put_off()
     if exact:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()

@@ -170,8 +170,7 @@ class DeviceMesh(Strategy):
         return loop.program.lower(values, totals, block, jax.ShapeDtypeStruct((3,), np.int32))
 
     def flops(self, spec: Any) -> float:
-        # On accelerators the step may have kernels, which are not counted: it is traced anew, without.
-        step = self._step if self.on_cpu else PureStep(self._program, self._state.variables, self.scope)
+        step = PureStep(self._program, self._state.variables, self.scope)  # its traces are not those of the run
         return jax_flops.count(step.leaf(True), *self._of_replica(spec)) * self._program.replicas
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:

@@ -22,7 +22,7 @@ from trainer.optimizers import each_of
 from trainer.program import Program
 from trainer.step import mean_gradients, mean_state
 from trainer.strategies import tf_flops
-from trainer.strategies.base import Block, Strategy, quickest
+from trainer.strategies.base import Block, Strategy, nothing_again, quickest
 from trainer.strategies.tf_call import Compiled
 from trainer.strategies.tf_sums import add, add_in_tree_order, add_over_processes, assign, at, repeat, sum_of_leaves
 from trainer.sums import Outcome, Sums, Totals
@@ -108,7 +108,8 @@ class TFDistribute(Strategy):
 
     def flops(self, spec: Any) -> float:
         batch = map_structure(lambda a: tf.TensorSpec(a.shape[2:], a.dtype), spec)
-        leaf = tf.function(self._gradient_sums, autograph=False).get_concrete_function(batch)
+        with nothing_again():
+            leaf = tf.function(self._gradient_sums, autograph=False).get_concrete_function(batch)
         return tf_flops.count(leaf.graph) * self._program.replicas
 
     def exchange(self, floats: int) -> float:
