@@ -26,7 +26,7 @@ from trainer.strategies import jax_devices, jax_flops, jax_norms, pictures
 from trainer.strategies.base import Block, Result, Strategy
 from trainer.strategies.data_parallel import FastLoop, per_device
 from trainer.strategies.exact import ExactLoop
-from trainer.strategies.host_values import Gathering, OnMesh, assign, copy_by_devices, own_pieces, sum_bits
+from trainer.strategies.host_values import PINNED, Gathering, OnMesh, assign, copy_by_devices, own_pieces, sum_bits
 from trainer.strategies.jax_step import Leaf, PureStep, summing
 from trainer.strategies.sharded import Placing, ShardedLoop, layout_of, over_replicas
 from trainer.sums import Totals, Values
@@ -132,7 +132,7 @@ class DeviceMesh(Strategy):
         program.assign = lambda variable, read: assign(variable, self.sharding(variable), read)
         if self.layout.shards and self.cluster.size > 1:
             program.whole, program.held = False, own_pieces
-        if not self.on_cpu:
+        if not self.on_cpu and PINNED in {memory.kind for memory in self.mesh.local_devices[0].addressable_memories()}:
             program.copy = copy_by_devices
         if self.on_cpu and not self._sharded:
             program.objective.squared_norms = functools.partial(jax_norms.squared_norms, self._slots)

@@ -19,6 +19,7 @@ from trainer.snapshot import Pieces
 from trainer.strategies.data_parallel import placed
 from trainer.sums import Values
 
+PINNED = "pinned_host"  # JAX's name of that memory of the host which devices reach by themselves
 _AT_ONCE = 16  # arrays
 _value_of, _sharding_of = operator.attrgetter("_value"), operator.attrgetter("sharding")
 
@@ -123,7 +124,7 @@ def copy_by_devices(pieces: Mapping[str, list[Piece]]) -> Callable[[], Pieces]:
 
     def copy() -> Pieces:
         arrays = [piece.values for of_variable in pieces.values() for piece in of_variable]
-        places = [array.sharding.with_memory_kind("pinned_host") for array in arrays]
+        places = [array.sharding.with_memory_kind(PINNED) for array in arrays]
         copies: list[jax.Array] = []
         for i in range(0, len(arrays), _AT_ONCE):  # those that are asked for are copied while the next are prepared
             copies += jax.device_put(arrays[i : i + _AT_ONCE], places[i : i + _AT_ONCE])
