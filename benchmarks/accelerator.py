@@ -51,7 +51,7 @@ def main(small: bool = False) -> None:
     if device.platform == "cpu" and not small:
         raise SystemExit("JAX finds no accelerator here; --small tries this program on a CPU")
     language, images, short = cases = _small() if small else _large()
-    peak = matrix_product("bfloat16")
+    peak = matrix_product("bfloat16", device.platform == "cpu")
     rows: list[page.Row] = []
     for part in (
         functools.partial(_steps, "language model", language, peak, _HALF),

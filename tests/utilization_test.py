@@ -28,7 +28,7 @@ for model, dataset in json.loads(sys.argv[2]):
         train.read = held_out.read = None  # in mid-run a source may stall: it is asked in threads alone
         parts.pipeline(held_out, shuffled=False)
         counted[model] = parts.strategy.flops(parts.pipeline(train, shuffled=True).spec)
-counted["peaks"] = [matrix_product("float32"), matrix_product("bfloat16")]
+counted["peaks"] = [matrix_product(dtype, on_cpu=True) for dtype in ("float32", "bfloat16")]
 print(json.dumps(counted))
 """
 IMAGES, TOKENS = "synthetic(shape=(16, 16, 3), classes=10)", "text(context=64)"

@@ -13,6 +13,7 @@ from trainer.reporting import Nothing, Reporting
 _AFTER = 10.0  # seconds of training, before which nobody asks
 _LEAST = 0.02  # seconds of products that are long enough to be timed
 _MOST = 32  # products in a row: each has memory for its result
+_LARGEST = 8192  # rows
 
 
 class Utilization:
@@ -40,7 +41,8 @@ class Utilization:
             spec = self._parts.pipeline(self._parts.dataset.train, shuffled=True).spec
             self.flops = self._parts.strategy.flops(spec)
             if self.flops:  # a strategy need not count
-                self.peak = self._peaks * matrix_product(keras.config.dtype_policy().compute_dtype)
+                dtype = keras.config.dtype_policy().compute_dtype
+                self.peak = self._peaks * matrix_product(dtype, self._parts.strategy.on_cpu)
                 reporting.compare(self.flops, self.peak)
 
     def of(self, step: int, seconds: float) -> dict[str, float]:
@@ -51,15 +53,18 @@ class Utilization:
         return {"flops_per_second": speed, "mfu": speed / self.peak}
 
 
-def matrix_product(dtype: str) -> float:
+def matrix_product(dtype: str, on_cpu: bool) -> float:
     """FLOP/s of the fastest product of two square matrices that this process's first device was seen to do.
 
     Of random numbers: those of which most bits are equal take less power, and a GPU is faster with them than a model
-    can be. Small products follow one another, so that the time to ask for one is not counted.
+    can be. Short products follow one another, so that the time to ask for one is not counted.
+
+    Args:
+      dtype: of the matrices.
+      on_cpu: whether to begin with small ones: a CPU reaches its peak with them, and would take minutes for large ones.
     """
-    best, size, seconds = 0.0, 128, 0.0
-    while seconds < _LEAST and size < 8192:
-        size *= 4
+    best, size, seconds = 0.0, 512 if on_cpu else _LARGEST, 0.0
+    while seconds < _LEAST and size <= _LARGEST:
         random = np.random.default_rng(0).random((size, size), np.float32) - 0.5
         a, many = keras.ops.cast(keras.ops.convert_to_tensor(random), dtype), 1
         for _ in range(4):  # the first one compiles
@@ -71,4 +76,5 @@ def matrix_product(dtype: str) -> float:
             seconds = (time.perf_counter() - begin) / many
             many = max(many, min(_MOST, round(_LEAST / seconds)))
             best = max(best, 2 * size**3 / seconds)
+        size *= 4
     return best
