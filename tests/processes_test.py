@@ -309,3 +309,26 @@ def test_a_framework_that_waits_with_python_s_lock_held_is_ended(tmp_path):
     assert time.monotonic() - begin < 40
     assert all(process.returncode for process in processes)
     assert any("can't listen there" in e or "Could not start gRPC server" in e for e in errors)
+
+
+HOLDING = """
+import ctypes
+import keras
+
+class Holding(keras.layers.Layer):
+    def call(self, x, training=False):
+        if training:
+            ctypes.PyDLL(None).sleep(11)  # Python's lock is not given back meanwhile
+        return x
+
+def build(input_shape, classes):
+    layers = [keras.Input(input_shape), keras.layers.Flatten(), Holding(), keras.layers.Dense(classes)]
+    return keras.Sequential(layers)
+"""
+
+
+def test_a_process_that_compiles_for_long_is_waited_for(tmp_path):
+    """XLA's front end holds Python's lock, and longer where there are more processes than cores."""
+    (tmp_path / "holding.py").write_text(HOLDING)
+    flags = ("--strategy=device_mesh", "--model=holding:build", "--steps=3", f"--run_dir={tmp_path / 'run'}")
+    finished(launch(*flags, PYTHONPATH=f"{REPOSITORY}:{tmp_path}"))

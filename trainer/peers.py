@@ -24,7 +24,8 @@ from trainer.meeting import meet, wrong
 
 _BEAT = 1.0  # seconds between heartbeats
 SILENCE = 8.0  # seconds without a heartbeat after which a process is given up
-_STARTING = 60.0  # the same while frameworks are loaded, which holds Python's lock for seconds
+_STARTING = 60.0  # the same while frameworks are loaded or the step is compiled, which holds Python's lock for seconds
+_COMPILING = "in compile"  # so does `where` end meanwhile
 _READING = "read_block"  # what calls the source; by name, for the input pipeline is a floor above
 # What the backends raise in a process whose peer is gone; by name, since no backend may be imported here.
 _LOST = ("UnavailableError", "DeadlineExceededError", "AbortedError", "InternalError", "JaxRuntimeError")
@@ -113,11 +114,13 @@ class Peers:
     def doing(self, what: str) -> None:
         """Notes progress, and what this process turns to."""
         self._doing, self._since = what, time.monotonic()
+        if self.where.endswith(_COMPILING):  # the next heartbeat may be long in coming
+            self._beat()
 
     def all_started(self) -> None:
         """Called when all have imported and read what they need: from now on nobody is silent for long."""
         self._limit = SILENCE
-        self._arm()
+        self._beat()
 
     @property
     def where(self) -> str:
@@ -139,23 +142,31 @@ class Peers:
         if not peer.left and not self._closed.is_set():
             self._end(peer.index, peer.where, "it went away without a word: killed, or its machine died")
 
-    def _arm(self) -> None:
-        """Should a call into a framework hold Python's lock, our threads could do nothing. This can: it ends us."""
+    def _beat(self) -> None:
+        """Tells the others that this process is there.
+
+        Should a call into a framework hold Python's lock for ever, our threads could do nothing. faulthandler's ends us.
+        """
+        for peer in self._peers.values():
+            peer.send(beat=self.where)
         if self._peers:
-            faulthandler.dump_traceback_later(self._limit + 2 * _BEAT, exit=True, file=self._stderr)
+            faulthandler.dump_traceback_later(self._silence(self.where) + 2 * _BEAT, exit=True, file=self._stderr)
+
+    def _silence(self, where: str) -> float:
+        """Seconds for which a process may be silent that is there."""
+        return _STARTING if where.endswith(_COMPILING) else self._limit
 
     def _watch(self) -> None:
         woke = time.monotonic()
         while not self._closed.wait(_BEAT):
             now = time.monotonic()
             slept, woke = now - woke, now
-            self._arm()
+            self._beat()
             for peer in self._peers.values():
                 if slept > 3 * _BEAT:  # this process was stopped itself: it can't tell who was silent meanwhile
                     peer.heard = now
-                peer.send(beat=self.where)
-                if now - peer.heard > self._limit and not peer.left:
-                    why = f"nothing was heard of it for {self._limit:g}s: it is frozen, or the network to it is cut"
+                if now - peer.heard > (limit := self._silence(peer.where)) and not peer.left:
+                    why = f"nothing was heard of it for {limit:g}s: it is frozen, or the network to it is cut"
                     self._end(peer.index, peer.where, why)
             if slept > 3 * _BEAT:
                 self._since += slept
