@@ -145,7 +145,7 @@ class Peers:
     def _beat(self) -> None:
         """Tells the others that this process is there.
 
-        Should a call into a framework hold Python's lock for ever, our threads could do nothing. faulthandler's ends us.
+        Should a call into a framework hold Python's lock, our threads could do nothing. faulthandler's can: it ends us.
         """
         for peer in self._peers.values():
             peer.send(beat=self.where)
