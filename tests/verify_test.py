@@ -8,7 +8,7 @@ import pytest
 
 from tests.running import REPOSITORY, environment, trainer
 from trainer import verify_rows
-from trainer.errors import last_words
+from trainer.errors import UserError, last_words
 
 PLANTED = """
 import keras, numpy as np
@@ -104,6 +104,12 @@ def test_random_numbers_in_evaluation_break_nothing(here):
 def test_batch_normalization_inside_another_layer_is_a_note(here):
     out = trainer("probe", "--model=planted:wrapped", cwd=here).stdout
     assert "note  layer 'each' (TimeDistributed): takes statistics over the examples" in out
+
+
+def test_a_backend_that_fails_is_not_taken_for_one_without_accelerators(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "nonesuch")
+    with pytest.raises(UserError, match="--backend=jax: can't be asked for its devices"):
+        verify_rows.ask("jax")
 
 
 def test_rows_that_are_compared_run_on_one_kind_of_chip():

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from trainer.errors import UserError, last_words
+
 _WITHIN = {"sgd": 1e-5}  # relative, between backends, which round every sum otherwise; else:
 _WITHIN_ADAPTIVE = 1e-4
 _SEVERAL = (2, 4)  # devices, and processes
@@ -68,9 +70,16 @@ def accelerators() -> dict[str, int]:
 
 
 def ask(backend: str) -> int:
-    """How many accelerators a backend finds, in a process of its own; 0 if it ends with an error."""
+    """How many accelerators a backend finds, in a process of its own.
+
+    Raises:
+      UserError: that process ended with an error.
+    """
     found = subprocess.run([sys.executable, "-c", _ASK[backend]], capture_output=True, text=True)
-    return int(found.stdout.split()[-1]) if not found.returncode else 0
+    if found.returncode:
+        reason = f"can't be asked for its devices: {last_words(found.stderr)}"
+        raise UserError("backend", backend, reason, f"mend what this says: {sys.executable} -c {_ASK[backend]!r}")
+    return int(found.stdout.split()[-1])
 
 
 def rows(replicas: int, there: Mapping[str, int], alone: bool, optimizer: str) -> list[Row]:
