@@ -119,7 +119,7 @@ def own_pieces(variable: keras.Variable) -> list[Piece]:
 def copy_by_devices(pieces: Mapping[str, list[Piece]]) -> Callable[[], Pieces]:
     """Copying by the devices themselves, beside what they compute, into memory of the host that they can reach.
 
-    20 times as fast as by way of a buffer, one array at a time, which is how JAX fills memory of numpy.
+    Some 20 times as fast as by way of a buffer, one array at a time, which is how JAX fills memory of numpy.
     """
 
     def copy() -> Pieces:
