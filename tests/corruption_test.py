@@ -15,6 +15,7 @@ from trainer import checkpoint, digests, shards
 from trainer.hdf5_file import LARGE, File
 
 KINDS = ("flip", "zero", "truncate", "extend")
+FLAGS = ("--backend=jax", "--model=dense", "--steps=20", "--save_every=10", "--evaluate_every=never")
 
 
 pytestmark = pytest.mark.xdist_group("corruption")  # they share a run
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("corruption")  # they share a run
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("corruption") / "run"
-    trainer("--model=dense", "--steps=20", "--save_every=10", "--evaluate_every=never", f"--run_dir={directory}")
+    trainer(*FLAGS, f"--run_dir={directory}")
     return directory
 
 
@@ -192,7 +193,7 @@ def test_progress_of_another_version(change, code, said, run, tmp_path):
     del manifest["sha256"]
     change(manifest["progress"])
     path.write_text(json.dumps(manifest | {"sha256": checkpoint._digest(manifest)}))
-    flags = ("--model=dense", "--steps=20", "--save_every=10", "--evaluate_every=never", f"--run_dir={copy}")
+    flags = (*FLAGS, f"--run_dir={copy}")
     ran = trainer(*flags, code=code)
     assert said in ran.stdout + ran.stderr and "Traceback" not in ran.stderr
 
@@ -229,10 +230,9 @@ def test_a_hostile_file_is_set_aside(what, run, tmp_path):
     (path / checkpoint.MANIFEST).write_text(json.dumps(manifest | {"sha256": checkpoint._digest(manifest)}))
     checkpoint.verify(path)  # so far, all is well
     (copy / "summary.json").unlink()
-    flags = ("--model=dense", "--steps=20", "--save_every=10", "--evaluate_every=never")
-    ran = trainer(*flags, f"--run_dir={tmp_path / 'other'}", f"--initialize_from={path}", code=2)
+    ran = trainer(*FLAGS, f"--run_dir={tmp_path / 'other'}", f"--initialize_from={path}", code=2)
     assert f"--initialize_from={path}: can't be read" in ran.stderr and "Traceback" not in ran.stderr
-    assert "set aside as damaged" in trainer(*flags, f"--run_dir={copy}").stdout
+    assert "set aside as damaged" in trainer(*FLAGS, f"--run_dir={copy}").stdout
     assert summary(copy)["weights_sha256"] == summary(run)["weights_sha256"]
 
 

@@ -13,12 +13,12 @@ os.environ["KERAS_BACKEND"] = "numpy"  # holds no threads and no device, so that
 
 import keras
 
-from trainer import checkpoint
+from trainer import checkpoint, saving
 from trainer.checkpoint import Damaged
 
 
 class Saved:
-    """What checkpoint.py needs of a program."""
+    """What saving.py needs of a program."""
 
     def __init__(self) -> None:
         self.model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a"), keras.layers.Dense(2)])
@@ -34,7 +34,7 @@ class Saved:
 
 def save(program, parent, step):
     """As recovery.py does: commits one, and removes the one before the last."""
-    checkpoint.write(parent, program, program.values(), {"step": step})
+    saving.write(parent, program, program.values(), {"step": step})
     for old in checkpoint.steps(parent)[:-2]:
         shutil.rmtree(parent / f"{old:08d}")
 

@@ -221,7 +221,7 @@ def test_a_parameter_server_s_chief_goes_on_from_its_checkpoint(tmp_path):
 
 def test_a_run_that_gets_no_further_is_not_started_for_ever(tmp_path):
     """It fails at step 10, before the next save: of ten restarts three are enough."""
-    flags = (*FLAGS, "--save_every=20", "--steps=40", "--callbacks=tests.faulty:Always(step=10)")
+    flags = ("--backend=jax", *FLAGS, "--save_every=20", "--steps=40", "--callbacks=tests.faulty:Always(step=10)")
     process = launch(*flags, f"--run_dir={tmp_path / 'run'}", processes=1, restarts=10)
     out = finished(process, code=1)
     assert out.count("RuntimeError: the planted fault") == 4 and "several starts saved no further step" in out
@@ -236,7 +236,7 @@ def small_memory():
 
 def test_a_run_that_the_system_kills_for_lack_of_memory(small_memory, tmp_path):
     """The cause is told, and a run that will not fit is not started again and again. Before it, the run warns."""
-    flags = (*FLAGS, "--save_every=5", "--steps=40", "--callbacks=tests.faulty:Greedy(step=10)")
+    flags = ("--backend=jax", *FLAGS, "--save_every=5", "--steps=40", "--callbacks=tests.faulty:Greedy(step=10)")
     command = f"echo $$ > {small_memory}/cgroup.procs; exec {sys.executable} -m launch.local --processes=1 --restarts=9"
     process = subprocess.Popen(
         ["sh", "-c", " ".join([command, "--", *map(shlex.quote, flags), f"--run_dir={tmp_path / 'run'}"])],

@@ -43,7 +43,7 @@ def test_the_log_is_json_where_a_loss_is_none(tmp_path):
         raise AssertionError(f"{word} is no JSON")
 
     run, step = tmp_path / "run", steps_of(700)[0]
-    flags = (*FLAGS[:-1], POISONED, "--on_nan=skip", "--log_every=1", f"--run_dir={run}")
+    flags = ("--backend=jax", *FLAGS[:-1], POISONED, "--on_nan=skip", "--log_every=1", f"--run_dir={run}")
     trainer(*flags, f"--steps={step}")
     for text in [*(run / "metrics.jsonl").read_text().splitlines(), (run / "summary.json").read_text()]:
         json.loads(text, parse_constant=refused)
@@ -70,12 +70,12 @@ def test_a_run_rolls_back_and_goes_on(backend, tmp_path):
 def test_a_run_that_only_rolls_back_ends(tmp_path):
     """Every batch is poisoned: after three returns in a row there is no sense in another."""
     every = f"--dataset=tests.poisoned:load(examples={list(range(0, 1437, 5))})"
-    ran = trainer(*FLAGS, every, "--on_nan=rollback", f"--run_dir={tmp_path / 'run'}", code=2)
+    ran = trainer("--backend=jax", *FLAGS, every, "--on_nan=rollback", f"--run_dir={tmp_path / 'run'}", code=2)
     assert "after the run went back 3 times in a row; the last good checkpoint, of step 0, is kept" in ran.stderr
 
 
 def test_a_leap_of_the_loss_is_rolled_back(tmp_path):
-    flags = (*FLAGS[:3], "--evaluate_every=never", "--steps=300", "--callbacks=tests.poisoned:Ruin(step=200)")
+    flags = ("--backend=jax", *FLAGS[:4], "--steps=300", "--callbacks=tests.poisoned:Ruin(step=200)")
     run = tmp_path / "run"
     out = trainer(*flags, "--on_nan=rollback(spike=5)", f"--run_dir={run}").stdout
     # The checkpoint of step 200 holds the ruin already, as shows after the first return to it.
@@ -92,8 +92,8 @@ def test_other_policies_are_told(value, tmp_path):
 
 
 def test_some_checkpoints_are_kept_for_ever(tmp_path):
-    flags = (*FLAGS[:2], "--evaluate_every=never", "--steps=100", "--save_every=10", "--keep_every=25", "--keep=2")
-    trainer(*flags, f"--run_dir={tmp_path}")
+    flags = ("--backend=jax", *FLAGS[:2], "--evaluate_every=never", "--steps=100", "--save_every=10", "--keep_every=25")
+    trainer(*flags, "--keep=2", f"--run_dir={tmp_path}")
     saved = [int(path.name) for path in sorted((tmp_path / "checkpoints").glob("0*"))]
     assert saved == [25, 50, 75, 90, 100]
 
@@ -113,7 +113,7 @@ def test_a_deadline_stops_a_run_as_a_signal_does(when, tmp_path):
 
 def test_a_deadline_that_is_none_is_told_and_ignored(tmp_path):
     (tmp_path / "deadline").write_text("tomorrow")
-    ran = trainer(*FLAGS[:4], "--steps=50", f"--run_dir={tmp_path}")
+    ran = trainer("--backend=jax", *FLAGS[:4], "--steps=50", f"--run_dir={tmp_path}")
     assert ran.stderr.count("'tomorrow', which is no time: it is ignored") == 1
 
 
@@ -185,8 +185,15 @@ def build(input_shape, classes):
 def test_a_model_that_computes_something_else_is_refused(tmp_path):
     """Names, shapes and configuration are the same; only the code of a layer's own is not."""
     module = tmp_path / "changing.py"
-    flags = ("--model=changing:build", "--save_every=10", "--evaluate_every=never", f"--run_dir={tmp_path / 'run'}")
+    flags = ("--backend=jax", "--model=changing:build", "--save_every=10", "--evaluate_every=never")
+    flags += (f"--run_dir={tmp_path / 'run'}",)
     for function, steps, code in (("relu", 20, 0), ("relu", 30, 0), ("tanh", 40, 2), ("relu", 40, 0)):
         module.write_text(MODEL.format(function=function))
         err = trainer(*flags, f"--steps={steps}", code=code, cwd=tmp_path).stderr
         assert ("the code of the model or of the data has changed" in err) == (code == 2)
+        if code:
+            for verb, *elsewhere in (["evaluate"], ["export"], ["evaluate", "--strategy=device_mesh", "--devices=2"]):
+                err = trainer(verb, flags[-1], *elsewhere, code=2, cwd=tmp_path).stderr
+                assert "the code of the model or of the data has changed" in err and "Traceback" not in err
+            other = ("--dataset=synthetic(examples=100, shape=(8, 8, 1))", flags[-1])
+            assert "test_loss" in trainer("evaluate", *other, cwd=tmp_path).stdout  # nothing tells it apart

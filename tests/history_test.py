@@ -22,7 +22,8 @@ def spent(run: pathlib.Path) -> dict[str, float]:
 
 def test_a_planted_sleep_is_found_and_all_sums_up(tmp_path):
     begin = time.time()
-    trainer(*FLAGS, "--steps=200", "--callbacks=tests.faulty:Sleep(seconds=0.3)", f"--run_dir={tmp_path}")
+    flags = ("--backend=jax", *FLAGS, "--steps=200", "--callbacks=tests.faulty:Sleep(seconds=0.3)")
+    trainer(*flags, f"--run_dir={tmp_path}")
     wall = (tmp_path / "summary.json").stat().st_mtime - begin  # not until the system has taken the process down
     seconds = spent(tmp_path)
     logged = lines(tmp_path)  # also at each epoch's end
@@ -106,7 +107,8 @@ def test_a_clean_run_gets_no_verdict(tmp_path):
 
 
 def test_a_crash_and_the_time_until_the_next_start_are_accounted_for(tmp_path):
-    flags = ("--model=mlp", "--log_every=100", "--evaluate_every=never", "--save_every=2000", f"--run_dir={tmp_path}")
+    flags = ("--backend=jax", "--model=mlp", "--log_every=100", "--evaluate_every=never", f"--run_dir={tmp_path}")
+    flags += ("--save_every=2000",)
     process = start(*flags, "--steps=1000000")
     wait_for_checkpoint(process, tmp_path, 4000)
     os.kill(process.pid, signal.SIGKILL)
@@ -161,7 +163,8 @@ def test_a_slow_process_is_named_though_all_wait_for_each_other(backend, slow_cp
 
 
 def test_a_report_is_one_page_that_needs_nothing_else(tmp_path):
-    flags = (*FLAGS, "--dataset=tests.poisoned:load", "--on_nan=rollback", "--epochs=2", f"--run_dir={tmp_path}")
+    flags = ("--backend=jax", *FLAGS, "--dataset=tests.poisoned:load", "--on_nan=rollback", "--epochs=2")
+    flags += (f"--run_dir={tmp_path}",)
     trainer(*flags, "--steps=-1")
     trainer("report", f"--run_dir={tmp_path}")
     page = (tmp_path / "report.html").read_text()

@@ -68,7 +68,7 @@ def test_a_run_moves_between_devices_and_backends(tmp_path):
 
 def test_sigterm_saves_and_the_same_command_continues(tmp_path):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    flags = ("--steps=4000", "--log_every=500", "--evaluate_every=never", "--save_every=never")
+    flags = ("--backend=jax", "--steps=4000", "--log_every=500", "--evaluate_every=never", "--save_every=never")
     trainer(*flags, f"--run_dir={whole}")
     process = start(*flags, f"--run_dir={stopped}")
     while not (stopped / "metrics.jsonl").exists() or not lines(stopped):
@@ -104,8 +104,8 @@ def test_a_signal_is_obeyed_while_the_data_stall(backend, tmp_path):
 
 def test_a_signal_is_obeyed_while_the_examples_of_pictures_stall(tmp_path):
     run, stalls = tmp_path / "run", tmp_path / "stalls"
-    flags = ("--dataset=tests.faulty:stalling_pictures", "--steps=20", "--log_every=10", f"--run_dir={run}")
-    flags += (f"--callbacks=tests.faulty:Touch(step=10, file={str(stalls)!r})",)
+    flags = ("--backend=jax", "--dataset=tests.faulty:stalling_pictures", "--steps=20", "--log_every=10")
+    flags += (f"--callbacks=tests.faulty:Touch(step=10, file={str(stalls)!r})", f"--run_dir={run}")
     process = start(*flags, STALLS=str(stalls))
     while not stalls.with_suffix(".met").exists():
         assert process.poll() is None, process.communicate()
@@ -175,16 +175,16 @@ def test_steps_of_an_evaluation_that_take_seconds(tmp_path):
 
 
 def test_a_second_run_in_the_same_directory_is_refused(tmp_path):
-    trainer("--steps=1", f"--run_dir={tmp_path}")
+    trainer("--backend=jax", "--steps=1", f"--run_dir={tmp_path}")
     with open(tmp_path / "lock", "r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as a living run holds it
-        err = trainer("--steps=2", f"--run_dir={tmp_path}", code=76).stderr
+        err = trainer("--backend=jax", "--steps=2", f"--run_dir={tmp_path}", code=76).stderr
     assert "is in use by process" in err
 
 
 @pytest.mark.parametrize("damage", ["flip", *(pytest.param(d, marks=pytest.mark.long) for d in ("cut", "manifest"))])
 def test_a_damaged_checkpoint_is_set_aside(damage, tmp_path):
-    flags = ("--steps=60", "--save_every=20", "--evaluate_every=never", f"--run_dir={tmp_path}")
+    flags = ("--backend=jax", "--steps=60", "--save_every=20", "--evaluate_every=never", f"--run_dir={tmp_path}")
     trainer(*flags)
     expected = summary(tmp_path)["weights_sha256"]
     weights = tmp_path / "checkpoints" / "00000060" / "model.weights.h5"
@@ -204,7 +204,7 @@ def test_a_damaged_checkpoint_is_set_aside(damage, tmp_path):
 
 
 def test_retention(tmp_path):
-    trainer("--steps=200", "--save_every=10", "--keep=2", f"--run_dir={tmp_path}")
+    trainer("--backend=jax", "--steps=200", "--save_every=10", "--keep=2", f"--run_dir={tmp_path}")
     kept = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
     best = summary(tmp_path)["best"]["step"]
     assert set(kept) == {190, 200, best} | set(kept[-2:])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from input_pipeline import order
-from tests.running import trainer
+from tests.running import REPOSITORY, trainer
 from trainer import checkpoint
 from trainer.diff import relative
 
@@ -89,6 +89,16 @@ def test_losses_of_no_weight_are_not_apart():
     assert relative(1.0, float("nan")) == relative(float("nan"), 1.0) == float("inf")
 
 
+def test_what_only_reads_needs_no_backend(run, tmp_path):
+    """A run is looked at where no framework is, and in no time."""
+    for package in ("keras", "jax", "tensorflow", "tensorboard"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(f"raise ImportError('no {package} here')")
+    for verb in ("checkpoints", "report", "doctor"):
+        trainer(verb, f"--run_dir={run}", PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
+    assert "one run" in trainer("diff", str(run), str(run), PYTHONPATH=f"{tmp_path}:{REPOSITORY}").stdout
+
+
 def test_checkpoints_are_listed_and_verified(run, tmp_path):
     ran = trainer("checkpoints", f"--run_dir={run}")
     assert ran.stdout.count(" whole") == 3 and "best" in ran.stdout
@@ -96,6 +106,7 @@ def test_checkpoints_are_listed_and_verified(run, tmp_path):
     shutil.copytree(run, copy)
     (copy / "checkpoints" / "00000040" / "model.weights.h5").write_bytes(b"x")
     assert "DAMAGED" in trainer("checkpoints", f"--run_dir={copy}", code=1).stdout
+    assert "model.weights.h5 is not what was written" in trainer("diff", str(run), str(copy), code=1).stdout
 
 
 def test_diff_names_where_two_runs_part(run, tmp_path):

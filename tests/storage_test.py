@@ -15,7 +15,7 @@ from tests.conftest import need
 from tests.running import REPOSITORY, curve, environment, lines, start, summary, trainer, wait_for_checkpoint
 from tests.shim import shim
 
-FLAGS = ("--model=dense", "--save_every=20", "--log_every=20", "--evaluate_every=never")
+FLAGS = ("--backend=jax", "--model=dense", "--save_every=20", "--log_every=20", "--evaluate_every=never")
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_disk_without_a_byte_left(small_disk):
 @pytest.mark.parametrize("then", ["delete", "move"])
 def test_a_run_directory_that_goes_away(then, tmp_path):
     run = tmp_path / "run"
-    process = start(*FLAGS, "--backend=jax", "--steps=10000000", f"--run_dir={run}")
+    process = start(*FLAGS, "--steps=10000000", f"--run_dir={run}")
     wait_for_checkpoint(process, run, 20)
     if then == "move":
         run.rename(tmp_path / "moved")
@@ -81,13 +81,13 @@ def test_a_run_directory_that_goes_away(then, tmp_path):
     if then == "move":
         (tmp_path / "moved").rename(run)
         newest = max(int(path.name) for path in (run / "checkpoints").glob("0*"))
-        assert "restored from" in trainer(*FLAGS, "--backend=jax", f"--steps={newest + 20}", f"--run_dir={run}").stdout
+        assert "restored from" in trainer(*FLAGS, f"--steps={newest + 20}", f"--run_dir={run}").stdout
 
 
 def test_compiled_programs_that_were_cut_are_kept_anew(tmp_path):
     """As by a kill while JAX writes them, or changed on the disk: said once, and the next start is as fast as ever."""
     kept = tmp_path / "compiled"
-    flags = (*FLAGS, "--backend=jax", "--steps=3")
+    flags = (*FLAGS, "--steps=3")
     weights = set()
     for start_number in range(4):
         run = tmp_path / f"run{start_number}"
@@ -157,7 +157,7 @@ def test_output_that_nobody_can_take_stops_nothing(processes, tmp_path):
 
     More is printed than a pipe holds: if nobody read it, who writes would wait for ever.
     """
-    flags = (*FLAGS, "--backend=jax", "--steps=1000", "--log_every=1", "--replicas=2", f"--run_dir={tmp_path / 'run'}")
+    flags = (*FLAGS, "--steps=1000", "--log_every=1", "--replicas=2", f"--run_dir={tmp_path / 'run'}")
     command = ["-m", "trainer", *flags]
     if processes > 1:
         for index in range(processes):
@@ -219,7 +219,7 @@ def test_a_clock_that_is_set_to_and_fro_changes_nothing(tmp_path):
 
 def test_ctrl_c_saves_and_a_second_one_leaves_at_once(tmp_path):
     """The second comes while the first is being obeyed: in the last save, which slow storage draws out."""
-    flags = ("--model=dense", "--save_every=never", "--log_every=100", "--evaluate_every=never")
+    flags = ("--backend=jax", "--model=dense", "--save_every=never", "--log_every=100", "--evaluate_every=never")
     run = tmp_path / "run"
     for second in (True, False):
         slow = {"LD_PRELOAD": shim(), "SHIM_SLOW_FSYNC": "2"}

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from launch.local import free_ports
 from tests.running import REPOSITORY, curve, deviation, finished, launch, lines, start, summary, trainer
-from trainer import hdf5
+from trainer import checkpoint
 from trainer.gallery import confusion
 
 BACKENDS = ["tensorflow", "jax"]
@@ -216,8 +216,8 @@ def test_the_last_evaluation_shows_what_the_model_makes_of_the_data(backend, tmp
     assert picture.size == (int(width), int(height)) and len(picture.getcolors(2**20) or []) > 50
     last = [tag for tag in board.Tags()["tensors"] if tag.startswith("weight_norm/") and tag.endswith("kernel")][-1]
     norm = board.Tensors(last)[0].tensor_proto.float_val[0]
-    newest = sorted((tmp_path / "digits/checkpoints").glob("0*"))[-1]
-    saved = hdf5.arrays(newest / "model.weights.h5").values()
+    newest, manifest = next(checkpoint.newest(tmp_path / "digits/checkpoints"))
+    saved = checkpoint.arrays(newest, manifest).values()
     assert min(abs(np.linalg.norm(value) - norm) for value in saved if value.shape == (256, 10)) < 1e-4
     flags = ("--dataset=text(context=32)", "--model=transformer(depth=1)", "--steps=5", f"--run_dir={tmp_path / 't'}")
     trainer(f"--backend={backend}", *flags)

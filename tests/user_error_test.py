@@ -438,7 +438,8 @@ def project(tmp_path):
 )
 def test_mistake(flags, said, project):
     given = flags if any("run_dir" in f for f in flags) else [*flags, "--run_dir=run"]
-    if "user_project" in flags[0] and not flags[0].endswith((":not_for_xla", ":synchronized")):  # TensorFlow's
+    of_tensorflow = (":not_for_xla", ":synchronized")
+    if not flags[0].endswith(of_tensorflow) and not any(f.startswith(("--strategy", "--backend")) for f in flags):
         given = [*given, "--backend=jax"]  # starts sooner
     err = trainer(*given, code=2, cwd=project).stderr
     assert err.count("onecurve: ") == 1 and "Fix: " in err and "Traceback" not in err
@@ -465,14 +466,18 @@ def test_a_backend_that_is_not_installed(monkeypatch):
 
 
 def test_the_directory_of_another_run(project):
-    trainer("--steps=3", "--run_dir=run", cwd=project)
+    flags = ("--backend=jax", "--run_dir=run")
+    trainer(*flags, "--steps=3", cwd=project)
     before = sorted(p.name for p in (project / "run" / "checkpoints").iterdir())
-    err = trainer("--steps=3", "--run_dir=run", "--seed=1", code=2, cwd=project).stderr
+    err = trainer(*flags, "--steps=3", "--seed=1", code=2, cwd=project).stderr
     assert "--seed: 0 there, 1 now" in err
-    err = trainer("--steps=3", "--run_dir=run", "--model=mlp(units=128)", code=2, cwd=project).stderr
-    assert "mlp/dense_0/kernel: [[64, 256], 'float32'] there, [[64, 128], 'float32'] now" in err
+    err = trainer(*flags, "--steps=3", "--model=mlp(units=128)", code=2, cwd=project).stderr
+    differ = "mlp/dense_0/kernel: [[64, 256], 'float32'] there, [[64, 128], 'float32'] now"
+    assert differ in err
+    err = trainer("evaluate", "--run_dir=run", "--model=mlp(units=128)", code=2, cwd=project).stderr
+    assert differ in err and "Traceback" not in err
     assert sorted(p.name for p in (project / "run" / "checkpoints").iterdir()) == before
-    trainer("--steps=5", "--run_dir=run", cwd=project)  # nothing was lost: the run goes on
+    trainer(*flags, "--steps=5", cwd=project)  # nothing was lost: the run goes on
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
@@ -502,5 +507,5 @@ def test_an_evaluation_that_is_not_a_number_is_not_the_best(project):
 
 
 def test_a_bug_in_the_user_s_module_keeps_its_traceback(project):
-    err = trainer("--dataset=user_project:raising", "--run_dir=run", code=1, cwd=project).stderr
+    err = trainer("--backend=jax", "--dataset=user_project:raising", "--run_dir=run", code=1, cwd=project).stderr
     assert "a bug of the user's own" in err and "Traceback" in err

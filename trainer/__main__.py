@@ -25,6 +25,8 @@ VERBS = (
 # These start from the flags that a run was started with.
 ON_A_RUN = ("evaluate", "export", "checkpoints", "audit", "report")
 TOGETHER = ("train", "evaluate")  # these are done by all processes of a cluster
+# These only read what runs have left, or start runs: at once, and where no backend is installed.
+WITHOUT_KERAS = ("verify", "doctor", "checkpoints", "diff", "drill", "report")
 WHERE = ("strategy", "backend", "devices", "mesh", "layout", "remat")  # flags that mean nothing elsewhere
 
 
@@ -39,7 +41,9 @@ def main(argv: Sequence[str]) -> int:
         config = dataclasses.replace(config, **anywhere | {"backend": "tensorflow"})
     if verb == "explain":
         config = backend.without_accelerators(config)
-    backend.prepare(backend.choose(config), config.exact)
+    chosen = backend.choose(config)
+    if verb not in WITHOUT_KERAS:
+        backend.prepare(chosen, config.exact)
     if verb in TOGETHER:
         backend.keep_compiled(run_directory.split(config.directory())[0])
     if verb == "diff":
@@ -60,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _module(verb: str) -> Any:
-    """A verb's module, and with it the frameworks."""
+    """A verb's module, and with it the frameworks that it needs."""
     gc.disable()  # nothing that they make of themselves is garbage: a tenth of the time goes into looking for it
     with backend.quiet():
         module = importlib.import_module(f"trainer.{verb}")

@@ -116,7 +116,11 @@ def _weights(a: _Run, b: _Run) -> Iterator[str]:
         if step not in checkpoint.steps(b.path / "checkpoints"):
             continue
         paths = [run.path / "checkpoints" / f"{step:08d}" for run in (a, b)]
-        manifests = [checkpoint.verify(path) for path in paths]
+        try:
+            manifests = [checkpoint.verify(path) for path in paths]
+        except checkpoint.Damaged as error:
+            yield f"weights of step {step}: not compared, for one is damaged: {error}"
+            continue
         x, y = (manifest["variables"] for manifest in manifests)
         differing = [
             name for name in x if _digests(x[name]) != _digests(y.get(name, {})) and not name.endswith("/learning_rate")
@@ -126,11 +130,12 @@ def _weights(a: _Run, b: _Run) -> Iterator[str]:
             return
         if differing:
             there, here = map(checkpoint.arrays, paths, manifests)
-            worst = {k: _apart(there[k], here[k]) for k in there if k in here and there[k].shape == here[k].shape}
-            name = max(worst, key=lambda k: worst[k])
+            comparable = [k for k in there if k in here and there[k].shape == here[k].shape]
+            worst = {k: apart for k in comparable if (apart := _apart(there[k], here[k]))}
+            furthest = max(worst, key=lambda k: worst[k], default="")
             yield (
                 f"weights of step {step}: {len(differing)} of {len(x)} variables differ, {differing[0]} first; "
-                f"furthest apart {name}: {worst[name]:.1e}"
+                + (f"furthest apart {furthest}: {worst[furthest]:.1e}" if furthest else "those of one shape are equal")
             )
             return
 

@@ -18,7 +18,7 @@ from trainer.config import Config
 from trainer.connection import listen, resolved
 from trainer.errors import OK, PEER_LOST, UserError
 from trainer.peers import Peers
-from trainer.reporting import size
+from trainer.readable import size
 
 _PATIENCE = 20.0  # seconds for the others to come
 

@@ -2,14 +2,15 @@
 
 import pathlib
 
-from trainer import checkpoint
+from trainer import checkpoint, saving
 from trainer.append import encoded
 from trainer.assembly import Assembly, assemble
 from trainer.config import Config
 from trainer.errors import OK, UserError
 from trainer.evaluation import evaluate
 from trainer.peers import Peers
-from trainer.reporting import words
+from trainer.readable import words
+from trainer.recovery import check_probe
 from trainer.run_directory import RunDirectory
 
 
@@ -44,5 +45,12 @@ def restore(config: Config, peers: Peers) -> tuple[Assembly, pathlib.Path]:
         )
     path, manifest = good
     parts = assemble(config, peers, int(definition["flags"]["replicas"]), training=False)
-    checkpoint.read(path, parts.program, manifest)
+    directory.check({"variables": parts.program.signature(), "architecture": parts.program.architecture()})
+    try:
+        saving.read(path, parts.program, manifest)
+    except checkpoint.Damaged as error:
+        raise UserError("run_dir", path, f"can't be read: {error}", "give another checkpoint of the run") from None
+    now = {"flags": parts.config.definition(), "data": parts.dataset.facts()}
+    if now == {name: definition[name] for name in now}:  # on other data, the loss is another
+        check_probe(config, path, manifest["probe"], parts.probe)
     return parts, path

@@ -25,7 +25,7 @@ from trainer.config import Config
 from trainer.errors import OK, UserError
 from trainer.printout import itemsize
 from trainer.program import Program
-from trainer.reporting import size
+from trainer.readable import size
 from trainer.strategies import device_mesh
 
 _UNITS = {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

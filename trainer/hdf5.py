@@ -1,14 +1,12 @@
 """Keras's own file of weights, written from values on the host."""
 
 import bisect
-import os
 import pathlib
 import urllib.parse
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-import h5py
 import keras
 import numpy as np
 from keras.src.backend.common import global_state
@@ -17,7 +15,7 @@ from keras.src.saving import saving_lib
 
 from trainer import digests
 from trainer.digests import Region
-from trainer.hdf5_file import File
+from trainer.hdf5_file import File, datasets
 from trainer.program import Program
 
 _AS_THEY_ARE = "onecurve"  # where variables are that Keras saves something else for
@@ -119,41 +117,16 @@ def _transformed(program: Program) -> list[str]:
     return [path for path, variable in program.variables.items() if id(variable) in found]
 
 
-def arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """All arrays of a file by their place in it.
-
-    Raises:
-      ValueError: one refers to another file, or declares more than this one holds.
-    """
-    with h5py.File(path) as file:
-        return {name: np.asarray(node) for name, node in _datasets(file).items()}
-
-
-def _datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
-    links: list[tuple[str, Any]] = []
-    file.visititems_links(lambda name, link: links.append((name, link)))  # which must not raise
-    found, size = {}, os.path.getsize(file.filename)
-    for name, link in links:
-        if not isinstance(link, h5py.HardLink):
-            raise ValueError(f"{name} is a link to elsewhere")
-        node = file[name]
-        if isinstance(node, h5py.Dataset):
-            if node.external or node.is_virtual or node.nbytes > size:
-                raise ValueError(f"{name} lies outside of the file, or is larger than it")
-            found[name] = node
-    return found
-
-
 class _Store(saving_lib.H5IOStore):  # type: ignore[misc]  # Keras has no types
     """Keras's, but it copies nothing that is on the host already, and looks through the file but once, before it reads.
 
     Raises:
-      ValueError: as `arrays` does.
+      ValueError: as `datasets` does.
     """
 
     def __init__(self, file: Any, mode: str) -> None:
         super().__init__(file, mode=mode)
-        self._datasets = _datasets(self.h5_file) if mode == "r" else {}
+        self._datasets = datasets(self.h5_file) if mode == "r" else {}
         self._names = sorted(self._datasets)
 
     def get(self, path: str) -> "_Store":

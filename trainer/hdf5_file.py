@@ -1,4 +1,4 @@
-"""The file that HDF5 writes to: errors of the disk are raised, and large arrays digested on their way."""
+"""Files of HDF5: errors of the disk are raised, large arrays digested on their way, and no other file is read."""
 
 import bisect
 import concurrent.futures
@@ -7,6 +7,9 @@ import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
+
+import h5py
+import numpy as np
 
 from trainer.digests import Region
 
@@ -82,3 +85,33 @@ class File(io.BytesIO):
         self._file.close()
         if self._error:
             raise self._error
+
+
+def arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """All arrays of a file by their place in it.
+
+    Raises:
+      ValueError: as `datasets` does.
+    """
+    with h5py.File(path) as file:
+        return {name: np.asarray(node) for name, node in datasets(file).items()}
+
+
+def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
+    """All arrays of a file by their place in it, not yet read.
+
+    Raises:
+      ValueError: one refers to another file, or declares more than this one holds.
+    """
+    links: list[tuple[str, Any]] = []
+    file.visititems_links(lambda name, link: links.append((name, link)))  # which must not raise
+    found, size = {}, os.path.getsize(file.filename)
+    for name, link in links:
+        if not isinstance(link, h5py.HardLink):
+            raise ValueError(f"{name} is a link to elsewhere")
+        node = file[name]
+        if isinstance(node, h5py.Dataset):
+            if node.external or node.is_virtual or node.nbytes > size:
+                raise ValueError(f"{name} lies outside of the file, or is larger than it")
+            found[name] = node
+    return found

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from trainer import checkpoint, hdf5
+from trainer import checkpoint, hdf5, saving
 from trainer.errors import UserError
 from trainer.program import Program
 
@@ -36,7 +36,7 @@ def read_model_variables(path: pathlib.Path, program: Program, manifest: dict[st
         )
     try:
         if checkpoint.WEIGHTS not in manifest["files"]:
-            checkpoint.read_shards(path, program, manifest, here)
+            saving.read_shards(path, program, manifest, here)
             return
         optimizer = [(v, keras.ops.convert_to_numpy(v.value)) for v in program.optimizer.variables]
         with warnings.catch_warnings():  # another optimizer's variables are skipped, and are not wanted

@@ -18,7 +18,7 @@ from input_pipeline.source import flatten, read
 from trainer.assembly import load_dataset
 from trainer.config import Config
 from trainer.errors import OK
-from trainer.reporting import size
+from trainer.readable import size
 
 _SECONDS = 3.0  # that each stage is measured for
 _CEILING = 2**26  # bytes that are copied and read to measure the machine

@@ -16,7 +16,7 @@ from trainer import checkpoint
 from trainer.append import records
 from trainer.config import Config
 from trainer.errors import PREEMPTED
-from trainer.reporting import OF_TIME
+from trainer.readable import OF_TIME
 
 ENOUGH = 600.0  # seconds for one start
 

@@ -16,7 +16,7 @@ from trainer.clock import Interval
 from trainer.cluster import outside_interfaces
 from trainer.config import Config
 from trainer.host_memory import HostMemory
-from trainer.reporting import duration, size, words
+from trainer.readable import duration, size, words
 
 
 def facts(parts: Assembly) -> dict[str, Any]:

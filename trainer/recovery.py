@@ -1,4 +1,4 @@
-"""When to save, what to restore, what to keep. Keras's ModelCheckpoint decides, checkpoint.py writes."""
+"""When to save, what to restore, what to keep. Keras's ModelCheckpoint decides, saving.py writes."""
 
 import pathlib
 import shutil
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from trainer import checkpoint, initial, progress
+from trainer import checkpoint, initial, progress, saving
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.peers import Peers
@@ -87,7 +87,7 @@ class Recovery:
         aside = "".join(f"\n  set aside as damaged: {error}" for error in self._damaged)
         if found:
             path, manifest = found
-            self._check_probe(path, manifest["probe"])
+            check_probe(self._config, path, manifest["probe"], self._probe)
             self._watch(manifest["best"])
             nothing = self._program.objective.no_totals()
             going_on, left_out = progress.unpack(manifest["progress"], nothing, self._directory.path)
@@ -116,28 +116,13 @@ class Recovery:
             try:
                 if isinstance(manifest, checkpoint.Damaged):
                     raise manifest
-                checkpoint.read(path, self._program, manifest)
+                saving.read(path, self._program, manifest)
                 found, nth = (path, manifest), nth - 1
                 if not nth:
                     break
             except checkpoint.Damaged as error:
                 self._set_aside(path, error)
         return found
-
-    def _check_probe(self, path: pathlib.Path, saved: float | None) -> None:
-        """The variables are to the bit what they were; is the model?"""
-        if saved is None or not np.isfinite(saved):  # of step 0; or the probe's examples are no measure
-            return
-        now = self._probe()
-        if not abs(now - saved) <= _ROUNDING + _PRECISE.get(self._config.precision, _COARSE) * abs(saved):
-            raise UserError(
-                "model",
-                self._config.model,
-                f"with the variables of {path}, whose digests are right, its loss on the probe's examples is "
-                f"{now:.6g}; it was {saved:.6g} when they were saved: the code of the model or of the data has "
-                "changed, or a package",
-                "take the change back, or start a new run with --initialize_from",
-            )
 
     def roll_back(self, nth: int) -> int | None:
         """Loads the nth newest good checkpoint. Returns its step; None if there is none."""
@@ -189,10 +174,9 @@ class Recovery:
             if self._unsound:
                 return
             if not program.whole:
-                patience = self._config.patience
-                checkpoint.write_shards(parent, program, pieces, state, cluster.index, cluster.size, patience)
+                saving.write_shards(parent, program, pieces, state, cluster.index, cluster.size, self._config.patience)
             elif cluster.is_chief:
-                checkpoint.write(parent, program, {path: whole.values for path, (whole,) in pieces.items()}, state)
+                saving.write(parent, program, {path: whole.values for path, (whole,) in pieces.items()}, state)
             if cluster.is_chief:
                 self._prune(state["best"].get("step"))
 
@@ -238,3 +222,29 @@ class Recovery:
         )
         for callback in (self._when_due, self._when_best):
             callback.set_model(self)
+
+
+def check_probe(config: Config, path: pathlib.Path, saved: float | None, probe: Callable[[], float]) -> None:
+    """The variables are to the bit what they were; is the model?
+
+    Args:
+      config: gives model and precision.
+      path: the checkpoint that the variables are from.
+      saved: what the probe was when they were saved.
+      probe: the loss of a few examples with the variables as they are.
+
+    Raises:
+      UserError: the model computes something else with them.
+    """
+    if saved is None or not np.isfinite(saved):  # of step 0; or the probe's examples are no measure
+        return
+    now = probe()
+    if not abs(now - saved) <= _ROUNDING + _PRECISE.get(config.precision, _COARSE) * abs(saved):
+        raise UserError(
+            "model",
+            config.model,
+            f"with the variables of {path}, whose digests are right, its loss on the probe's examples is "
+            f"{now:.6g}; it was {saved:.6g} when they were saved: the code of the model or of the data has "
+            "changed, or a package",
+            "take the change back, or start a new run with --initialize_from",
+        )

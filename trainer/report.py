@@ -9,7 +9,7 @@ from trainer import history
 from trainer.append import decoded, records
 from trainer.config import Config
 from trainer.errors import OK, UserError
-from trainer.reporting import NOT_METRICS, duration
+from trainer.readable import NOT_METRICS, duration
 from trainer.run_directory import RunDirectory, replace
 from trainer.verdict import verdict
 

@@ -17,14 +17,12 @@ from trainer.append import Appender, encoded, records
 from trainer.board import Board
 from trainer.config import Config
 from trainer.ledger import OTHERS_DATA, Ledger
+from trainer.readable import NOT_METRICS, duration, words
 from trainer.run_directory import RunDirectory
 from trainer.verdict import Verdict
 
-# What a line of metrics.jsonl tells of the time that its steps took: two runs of one curve differ in it.
-OF_TIME = ("examples_per_second", "data_wait", "save_stall", "flops_per_second", "mfu")
 _DATA = ("data", OTHERS_DATA)
 _BEFORE_VERDICT = 30.0  # seconds of training, before which a start is not typical
-NOT_METRICS = {"step", "learning_rate", "ids", "gradient_norms", "skipped", *OF_TIME}
 
 
 class Nothing:
@@ -206,25 +204,3 @@ def _continued(path: pathlib.Path, step: int) -> tuple[Appender, dict[str, float
         temporary.write_bytes(kept)
         os.replace(temporary, path)
     return Appender(path), {name: value for name, value in last.items() if name not in NOT_METRICS}
-
-
-def words(metrics: Mapping[str, float]) -> str:
-    """'loss 0.1234  accuracy 0.9876'."""
-    return "  ".join(f"{k} {v:.4f}" if math.isfinite(v) else f"{k} {v}" for k, v in metrics.items())
-
-
-def duration(seconds: float) -> str:
-    """'45s', '3m20s', '2h05m'."""
-    s = round(seconds)
-    if s < 60:
-        return f"{s}s"
-    return f"{s // 60}m{s % 60:02d}s" if s < 3600 else f"{s // 3600}h{s % 3600 // 60:02d}m"
-
-
-def size(count: float) -> str:
-    """Bytes for people: '1.2 MB'."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -39,14 +39,11 @@ class RunDirectory:
         self._owner = owner
         self.path, self.checkpoint = split(config.directory())
         self.checkpoints = self.path / "checkpoints"
-        self.tensorboard = self.path / "tensorboard"
-        self.metrics = self.path / "metrics.jsonl"
-        self.summary = self.path / "summary.json"
-        self.starts = self.path / "starts"
+        self.tensorboard, self.starts = self.path / "tensorboard", self.path / "starts"
+        self.metrics, self.summary = self.path / "metrics.jsonl", self.path / "summary.json"
         self.deadline = self.path / "deadline"
         self.exports = self.path / "export"
-        self._config = config
-        self._definition = self.path / "definition.json"
+        self._config, self._definition = config, self.path / "definition.json"
         self._lock: int | None = None
 
     def __enter__(self) -> Self:
@@ -66,15 +63,14 @@ class RunDirectory:
                 folder.mkdir(exist_ok=True)
         except OSError as error:
             self._release()
+            full = error.errno in _FULL
             raise UserError(
                 "run_dir",
                 self.path,
                 f"can't be written by user {os.getuid()}: {os.strerror(error.errno or errno.EIO)} "
                 f"({error.filename or self.path})",
-                "make room, or give another directory"
-                if error.errno in _FULL
-                else "give a directory that you may write",
-                STORAGE if error.errno in _FULL else USER_ERROR,
+                "make room, or give another directory" if full else "give a directory that you may write",
+                STORAGE if full else USER_ERROR,
             ) from None
         except UserError:
             self._release()
@@ -187,16 +183,20 @@ class RunDirectory:
         """
         if not self._owner:
             return
-        recorded = self.definition()
-        if recorded is None:
+        if self.definition() is None:
             flags = self._config.definition() | {"replicas": replicas}
             replace(self._definition, json.dumps({"flags": flags, **facts}, indent=1, sort_keys=True))
         else:
-            at_fault = {"variables": "model", "architecture": "model", "hyperparameters": "model", "data": "dataset"}
-            for fact, flag in at_fault.items():
-                _compare(flag, getattr(self._config, flag), self.path, recorded.get(fact), facts[fact])
+            self.check(facts)
         # The newest start's flags: where it runs and how long may change from start to start.
         replace(self.path / "run.flags", "".join(f"{line}\n" for line in self._config.to_flags()))
+
+    def check(self, facts: dict[str, Any]) -> None:
+        """Raises UserError where facts are not those that `record` has written: what differs is named."""
+        known = self.definition() or {}
+        for fact, now in facts.items():
+            flag = "dataset" if fact == "data" else "model"
+            _compare(flag, getattr(self._config, flag), self.path, known.get(fact), now)
 
 
 def replace(path: pathlib.Path, text: str, wait: bool = True) -> None:
@@ -246,5 +246,5 @@ def _compare(flag: str, value: str, path: pathlib.Path, known: Any, now: Any) ->
         flag,
         value,
         f"is not what the run in {path} was started with{table}",
-        "give another --run_dir, or --initialize_from to start a new run from its variables",
+        "take the change back, or give another --run_dir; --initialize_from starts a new run from this one's variables",
     )
