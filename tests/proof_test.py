@@ -82,6 +82,9 @@ def test_files_that_a_disk_has_spoilt(run, tmp_path):
     (copy / "definition.json").write_text("")
     told = trainer(*FLAGS, "--steps=50", f"--run_dir={copy}", code=2).stderr
     assert "its definition.json is damaged" in told and "Traceback" not in told
+    (copy / "run.flags").write_bytes(b"--model=dense\n\xff")
+    told = trainer("audit", f"--run_dir={copy}", code=2).stderr
+    assert "its run.flags is damaged" in told and "Traceback" not in told
 
 
 def test_losses_of_no_weight_are_not_apart():

@@ -105,6 +105,12 @@ def test_a_cache_changes_nothing(cache, tmp_path):
     for run_dir in ("first", "second"):  # the second finds the file
         trainer(*flags, f"--cache={cache}", f"--run_dir={run_dir}", cwd=tmp_path)
         assert curve(tmp_path / run_dir) == curve(tmp_path / "plain")
+    if cache == "cache.bin":
+        content = bytearray((tmp_path / cache).read_bytes())
+        content[len(content) // 2] ^= 4  # a pixel's, which nothing else would tell
+        (tmp_path / cache).write_bytes(content)
+        told = trainer(*flags, f"--cache={cache}", "--run_dir=third", code=2, cwd=tmp_path).stderr
+        assert "cache.bin is damaged" in told and "delete it" in told and "Traceback" not in told
 
 
 SLOW = """

@@ -95,7 +95,11 @@ def _recorded_flags() -> list[str]:
     if not flags.FLAGS.run_dir or not known.exists():
         raise UserError("run_dir", flags.FLAGS.run_dir, "holds no run (no run.flags)", "give the directory of a run")
     elsewhere = any(flags.FLAGS[name].present for name in WHERE)
-    lines = known.read_text().splitlines()
+    try:
+        lines = known.read_text().splitlines()
+    except ValueError as error:
+        fix = "put back a copy, or start the run once more with its flags"
+        raise UserError("run_dir", flags.FLAGS.run_dir, f"its run.flags is damaged: {error}", fix) from None
     return [line for line in lines if not (elsewhere and line[2:].partition("=")[0] in WHERE)]
 
 

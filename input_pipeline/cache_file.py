@@ -1,0 +1,122 @@
+"""The file of a cache: whose examples it keeps, the examples, and checksums by which what a disk spoils is found."""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from input_pipeline.memory import gather
+from input_pipeline.source import DataError, Source, example_spec, fingerprint, flatten
+
+_BLOCK = 2**20  # bytes of an array that have a checksum of their own
+
+
+class CacheFile:
+    """A line of JSON, then an array (examples, ...) for each leaf of an example, then uint32 checksums of their blocks.
+
+    Args:
+      source: whose examples they are.
+      path: the file; it need not be there.
+    """
+
+    def __init__(self, source: Source, path: pathlib.Path) -> None:
+        self.path, self._length = path, len(source)
+        self._specs = flatten(example_spec(source))
+        header = {"fingerprint": fingerprint(source), "arrays": repr(self._specs)}
+        self._header = json.dumps(header).encode() + b"\n"
+        rows = [int(np.prod(s.shape)) * s.dtype.itemsize for s in self._specs]  # bytes
+        self._blocks = [-(-self._length // _rows(size)) for size in rows]
+        *self._offsets, self._end = np.cumsum([len(self._header), *(self._length * size for size in rows)]).tolist()
+        self._size = self._end + 4 * sum(self._blocks)
+
+    def is_of_source(self) -> bool:
+        """Whether a file is there, of this source, and of its length."""
+        if not self.path.exists() or self.path.stat().st_size != self._size:
+            return False
+        with open(self.path, "rb") as file:
+            return file.readline() == self._header
+
+    def make(self) -> None:
+        """Makes it, with room on the disk for all of it: where a map meets a full disk, the process dies."""
+        try:
+            with open(self.path, "wb") as file:
+                file.write(self._header)
+                os.posix_fallocate(file.fileno(), 0, self._size)
+        except OSError as error:
+            self.path.unlink(missing_ok=True)
+            raise DataError(
+                f"{self.path} can't be given {self._size:,} bytes ({error}): give --cache another place"
+            ) from None
+
+    def arrays(self, mode: Any) -> list[np.memmap]:
+        """Its arrays, 'r' to be read, 'r+' to be written as well."""
+        return [
+            np.memmap(self.path, s.dtype, mode, offset, (self._length, *s.shape))
+            for s, offset in zip(self._specs, self._offsets, strict=True)
+        ]
+
+    def seal(self) -> None:
+        """Writes the checksums of its arrays as they are."""
+        sums = [
+            [_sum(array, block) for block in range(blocks)]
+            for array, blocks in zip(self.arrays("r"), self._blocks, strict=True)
+        ]
+        with open(self.path, "r+b") as file:
+            file.seek(self._end)
+            file.write(np.concatenate(sums).astype(np.uint32).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def checked(self) -> list["Checked"]:
+        """Its arrays, to be read, and compared with their checksums."""
+        sums = np.split(np.fromfile(self.path, np.uint32, offset=self._end), np.cumsum(self._blocks[:-1]))
+        return [Checked(self.path, *pair) for pair in zip(self.arrays("r"), sums, strict=True)]
+
+
+class Checked:
+    """An array whose blocks are compared with their checksums, each when an example of it is first read.
+
+    Args:
+      path: the file that it is in.
+      array: (examples, ...).
+      sums: uint32 (blocks,).
+    """
+
+    def __init__(self, path: pathlib.Path, array: np.ndarray, sums: np.ndarray) -> None:
+        self._path, self._array, self._sums = path, array, sums
+        self._rows, self._good = _rows(array[:1].nbytes), np.zeros(len(sums), bool)
+
+    def gather(self, ids: Any) -> np.ndarray:
+        """array[ids].
+
+        Raises:
+          DataError: some of it is not what was written.
+          IndexError: as `memory.gather` does.
+        """
+        values = gather(self._array, ids)
+        if self._good.all():
+            return values
+        blocks = ids // self._rows
+        for block in np.unique(blocks[~self._good[blocks]]):
+            if _sum(self._array, block) != self._sums[block]:
+                first, end = block * self._rows, min((block + 1) * self._rows, len(self._array))
+                raise DataError(
+                    f"{self._path} is damaged: what it keeps of examples {first:,} to {end - 1:,} is not what was "
+                    "written; delete it, and it is made anew"
+                )
+            self._good[block] = True
+        return values
+
+
+def _rows(size: int) -> int:
+    """Examples in a block, of an array of which one has so many bytes."""
+    return max(1, _BLOCK // max(1, size))
+
+
+def _sum(array: np.ndarray, block: int) -> int:
+    """CRC-32C of a block."""
+    rows = _rows(array[:1].nbytes)
+    return int(google_crc32c.value(np.asarray(array[block * rows :][:rows]).view(np.uint8)))
