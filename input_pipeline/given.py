@@ -1,11 +1,17 @@
-"""What a dataset's module may give as a source: arrays, several ways, single examples, a tf.data.Dataset."""
+"""What a dataset's module may give as a source: arrays, several ways, single examples, batches, a tf.data.Dataset."""
 
+import contextlib
+import functools
+import operator
+import threading
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from input_pipeline.source import Arrays, DataError, Example, Source, as_array, flatten, items, map_structure, merged
+
+_KEPT = 8  # batches
 
 
 def adapted(given: Any) -> Any:
@@ -25,7 +31,7 @@ def adapted(given: Any) -> Any:
         if all(map(_is_arrays if isinstance(given, tuple) else _is_array, given)):
             return Arrays(*map_structure(as_array, given))
     if hasattr(given, "num_batches"):
-        raise DataError(f"{type(given).__name__} is a keras.utils.PyDataset, which gives batches: give single examples")
+        return Batches(given)  # a keras.utils.PyDataset
     has_items = all(hasattr(given, name) for name in ("__len__", "__getitem__"))
     return Items(given) if has_items and not isinstance(given, Source) else given
 
@@ -87,3 +93,53 @@ class Items:
 
     def read(self, ids: npt.NDArray[np.int64]) -> Example:
         return merged(items(self._items, ids))
+
+
+class Batches:
+    """What gives batches, as a keras.utils.PyDataset does: all of one length, but the last.
+
+    For an example its whole batch is made; the last few are kept.
+
+    Args:
+      given: has num_batches, and given[i] -> a batch (x, y), (x, y, weight), or x alone. One thread asks it at a time,
+        as under fit(), unless it has several workers.
+
+    Raises:
+      DataError: it does not know how many batches it has.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self._given, self._name = given, type(given).__name__
+        self._turn = contextlib.nullcontext() if getattr(given, "workers", 1) > 1 else threading.Lock()
+        self._batch = functools.lru_cache(_KEPT)(self._make)
+        if not given.num_batches:
+            raise DataError(f"{self._name} does not know its length: give it a __len__, the number of its batches")
+        self._last, self._size = given.num_batches - 1, 0
+        self._size = len(flatten(self._batch(0))[0])
+        self._length = self._last * self._size + len(flatten(self._batch(self._last))[0])
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self, ids: npt.NDArray[np.int64]) -> Example:
+        numbers, places = np.divmod(ids, self._size)
+        parts, found = [], []
+        for number in np.unique(numbers):
+            found.append(np.flatnonzero(numbers == number))
+            rows = places[found[-1]]
+            parts.append(map_structure(operator.itemgetter(rows), self._batch(int(number))))
+        back = np.argsort(np.concatenate(found))
+        return map_structure(operator.itemgetter(back), merged(parts, np.concatenate))
+
+    def _make(self, number: int) -> Example:
+        with self._turn:  # copied, for it may fill the same arrays anew
+            batch = map_structure(lambda array: np.array(as_array(array)), self._given[number])
+        length, *others = sorted({len(array) for array in flatten(batch)})
+        if others:
+            raise DataError(f"batch {number} of {self._name} has arrays of {length} and of {others[0]} examples")
+        if self._size and (length > self._size or (length < self._size and number < self._last)):
+            raise DataError(
+                f"batch {number} of {self._name} has {length} examples, and the first {self._size}: "
+                "give batches of one length, of which the last may be shorter"
+            )
+        return batch

@@ -448,17 +448,37 @@ class Rounded:
 
 
 class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 1
+    """Batches of so many examples each, in arrays that are filled anew."""
 
-    def __getitem__(self, index):
-        return np.zeros((4, 2)), np.zeros(4)
+    def __init__(self, *lengths):
+        super().__init__()
+        self.ends = np.cumsum([0, *lengths])
+        self.x = np.empty((max(lengths, default=0), *X.shape[1:]))
+
+    def __len__(self):
+        return len(self.ends) - 1
+
+    def __getitem__(self, i):
+        begin, end = self.ends[i : i + 2]
+        self.x[: end - begin] = X[begin:end]
+        return {"image": self.x[: end - begin]}, Y[begin:end]
+
+
+def test_batches_are_taken_apart():
+    source = prepare((Batches(8, 8, 8, 3), Batches(5)), 0.0).train
+    ids = np.random.default_rng(0).permutation(27)
+    for some in (ids, ids[:5], np.array([26, 0, 26, 9])):
+        x, y = read(source, some)
+        assert (x["image"] == X[some]).all() and (y == Y[some]).all()
+    for lengths in ((8, 7, 8), (8, 9)):
+        with pytest.raises(DataError, match=rf"batch 1 of Batches has {lengths[1]} examples, and the first 8"):
+            read(prepare(Batches(*lengths), 0.0).train, np.arange(16))
 
 
 @pytest.mark.parametrize(
     ("loaded", "said"),
     [
-        (Batches(), "gives batches"),
+        (Batches(), "does not know its length"),
         (iter([1]), "has no `train`"),
         ([(1, 2, 3, 4)], "not a tuple"),
         ((np.zeros(2), np.array(["a", "b"])), "dtype <U1"),
