@@ -135,6 +135,8 @@ def _takes_training(model: keras.Model) -> bool:
 
 
 def _first_difference(names: Sequence[str], a: Sequence[Any], b: Sequence[Any]) -> str:
+    """The first name whose output differs; a single one stands for all that a model gives."""
+    names = names if len(names) > 1 else [*names] * len(a)
     for name, x, y in zip(names, a, b, strict=True):
         if not _close(x, y):
             return name
