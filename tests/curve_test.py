@@ -153,16 +153,29 @@ def test_digits_by_default(tmp_path):
     assert summary(tmp_path / "run")["final"]["test_accuracy"] >= 0.96
 
 
-def test_jax_needs_no_tensorflow(tmp_path):
-    """Where TensorFlow can't be imported, a run on JAX trains, saves, evaluates and goes on; and starts 4 s sooner.
+WRAPPING = """
+import keras
+from keras import layers
 
-    Nor does it load what else few runs use (trainer/later.py), which takes a fifth of the imports.
+def build(input_shape, classes):
+    keras.utils.set_random_seed(1)
+    rows = [layers.Conv2D(4, 3, padding="same"), layers.Reshape((8, 32)), layers.Bidirectional(layers.LSTM(4))]
+    return keras.Sequential([keras.Input(input_shape), *rows, layers.Dense(classes)])
+"""
+
+
+def test_jax_needs_no_tensorflow(tmp_path):
+    """A run on JAX trains, saves, evaluates and goes on without it, and so starts 4 s sooner.
+
+    Keras itself would import it to wrap a layer or to set a seed. Nor does a run load what else few runs use
+    (trainer/later.py), which takes a fifth of the imports.
     """
-    for package, error in (("tensorflow", "ImportError"), ("scipy", "RuntimeError"), ("requests", "RuntimeError")):
+    for package in ("tensorflow", "scipy", "requests"):
         (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").write_text(f"raise {error}('no {package} here')")
+        (tmp_path / package / "__init__.py").write_text(f"raise RuntimeError('no {package} here')")
+    (tmp_path / "wrapping.py").write_text(WRAPPING)
     environment = {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
-    flags = ("--strategy=device_mesh", "--devices=2", "--model=convnet", f"--run_dir={tmp_path / 'run'}")
+    flags = ("--strategy=device_mesh", "--devices=2", "--model=wrapping:build", f"--run_dir={tmp_path / 'run'}")
     trainer(*flags, "--steps=20", **environment)
     trainer(*flags, "--steps=30", **environment)
     assert summary(tmp_path / "run")["step"] == 30

@@ -76,7 +76,8 @@ def _write_keras(model: keras.Model, x: Any, expected: Any, seeds: list[Any], pa
         reason = textwrap.shorten(str(error).strip().split("\n\n")[0].partition(" Full object")[0], 400)
         return (
             f"Keras can't save it and load it again: {reason}\n  Fix: classes of your own{named} need "
-            "@keras.saving.register_keras_serializable(), and a get_config() of all arguments"
+            "@keras.saving.register_keras_serializable(), and a get_config() of all arguments; write one in a Lambda's "
+            "place"
         )
     if apart := _apart(model, expected, _outputs(loaded, x, seeds)):
         path.unlink()

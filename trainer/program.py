@@ -13,9 +13,10 @@ from typing import Any
 from unittest import mock
 
 import keras
-import keras.src.utils.module_utils as keras_modules
 import numpy as np
 from keras.src.backend import compute_output_spec
+from keras.src.saving import serialization_lib
+from keras.src.utils import rng_utils
 
 from input_pipeline.dataset import Dataset
 from input_pipeline.source import Example
@@ -60,7 +61,7 @@ class Program:
         random.seed(config.seed)
         np.random.seed(config.seed % 2**32)
         keras.config.set_dtype_policy(config.precision)
-        with scope, draws.on_host():
+        with scope, draws.on_host(), without_tensorflow():
             self.model, y, y_pred = building.build(config, dataset)
             self.optimizer = optimizers.create(config, self.model, steps)
             self.optimizer.build(self.model.trainable_variables)
@@ -208,10 +209,24 @@ def _assign_whole(variable: keras.Variable, read: Callable[[Index], np.ndarray])
     variable.assign(read(everything(variable.shape)))
 
 
+class _IfImported:
+    """TensorFlow, where it is imported anyhow."""
+
+    @property
+    def available(self) -> bool:
+        return "tensorflow" in sys.modules
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules["tensorflow"], name)
+
+
 @contextlib.contextmanager
 def without_tensorflow() -> Iterator[None]:
-    """Keeps Keras from importing TensorFlow, for seconds, to see whether a thing to be serialized is of its types."""
-    with mock.patch.object(keras_modules.tensorflow, "_available", "tensorflow" in sys.modules):
+    """Keeps Keras from importing it, for seconds, to see whether a thing is of its types, or to seed what none uses."""
+    tensorflow = _IfImported()
+    with contextlib.ExitStack() as stack:
+        for module in (serialization_lib, rng_utils):
+            stack.enter_context(mock.patch.object(module, "tf", tensorflow))
         yield
 
 
