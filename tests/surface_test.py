@@ -197,6 +197,8 @@ def test_what_is_compiled_is_kept(model, tmp_path, monkeypatch):
         return sorted(p.name for p in tmp_path.glob("compiled/*/*-cache") if p.name.startswith(prefixes or ""))
 
     trainer(*flags, "--steps=50")
+    seconds = summary(tmp_path)["seconds"]  # the first save asks for the loss of a few examples
+    assert seconds.get("save", 0) + seconds.get("last save", 0) < 0.2 * seconds["compile"], "compiled in a save"
     first = kept(*steps)
     assert len(first) == 2 * len(steps), "each for training and for evaluation"
     trainer(*flags, "--steps=100")

@@ -140,6 +140,11 @@ class Assembly:
         totals = self.strategy.evaluate(self._probed, 0, 1, self.program.objective.no_totals())
         return self.program.objective.results(totals)["loss"]
 
+    @property
+    def has_probed(self) -> bool:
+        """Whether `probe` was called before, so that what it computes is compiled."""
+        return "_probed" in vars(self)
+
     @functools.cached_property
     def _probed(self) -> Block:
         pipeline = self.pipeline(self.dataset.validation or self.dataset.train, shuffled=False)

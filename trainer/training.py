@@ -219,6 +219,9 @@ class Training:
         if (due or evaluation) and (self.step >= self.parts.steps or not self._guard.in_doubt):
             if due:
                 copies.compare(self.parts, self.step, self.recovery)
+            if self.step and not self.parts.has_probed:  # the program is not that of an evaluation
+                with self._ledger("compile"):
+                    self.parts.probe()
             memories = self._callbacks.memory(), self._guard.memory
             line = self._log.line(self.step)
             progress = Progress(line.totals, self._log.checksum(line), *memories, self.stopped, sorted(self.owed))
