@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 def _module(verb: str) -> Any:
     """A verb's module, and with it the frameworks that it needs."""
     gc.disable()  # nothing that they make of themselves is garbage: a tenth of the time goes into looking for it
-    with backend.quiet():
+    with backend.quiet(), backend.alone():
         module = importlib.import_module(f"trainer.{verb}")
     gc.freeze()
     gc.enable()
