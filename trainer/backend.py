@@ -156,7 +156,7 @@ def without_accelerators(config: Config) -> Config:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Keeps JAX from being imported beside TensorFlow: Keras does so for Orbax's sake, which takes a tenth of a start."""
+    """Keeps JAX from being imported beside TensorFlow: Keras does so for Orbax's sake, a tenth of a start's time."""
     if os.environ.get("KERAS_BACKEND") != "tensorflow" or "jax" in sys.modules:
         yield
         return
