@@ -13,7 +13,7 @@ from input_pipeline import lengthy
 from input_pipeline.ahead import in_order
 from input_pipeline.cache_file import CacheFile
 from input_pipeline.memory import gather
-from input_pipeline.source import Arrays, Source, example_spec, flatten, is_streamed, pack, read
+from input_pipeline.source import Arrays, DataError, Source, example_spec, flatten, is_streamed, pack, read
 
 _BATCH, _BYTES = 256, 2**25  # examples that a thread decodes at once, and how large they may be
 _SAVE_EVERY = 10.0  # seconds after which a kill need not begin anew
@@ -82,6 +82,8 @@ def _from_file(source: Source, path: pathlib.Path) -> Source:
 
     Until then it is .NAME.part, and .NAME.filled says how many examples it has.
     """
+    if path.is_dir():
+        raise DataError(f"{path} is a directory: give --cache the name of a file, which need not be there")
     part, filled, lock = (path.with_name(f".{path.name}.{kind}") for kind in ("part", "filled", "lock"))
     whole, begun = CacheFile(source, path), CacheFile(source, part)
 

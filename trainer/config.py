@@ -150,7 +150,7 @@ class Config:
             raise UserError("validation_fraction", self.validation_fraction, "is not in [0, 1)", "for example 0.1")
         for name in ("learning_rate", "price_per_device_hour"):
             if not getattr(self, name) >= 0:
-                raise UserError(name, getattr(self, name), "is negative", "for example 0.001")
+                raise UserError(name, getattr(self, name), "is not 0 or more", "for example 0.001")
         if self.strategy == "one_device" and self.devices > 1:
             raise UserError(
                 "devices",

@@ -69,6 +69,9 @@ def _spelt(name: str, config: Mapping[str, Any]) -> str:
 
 def _by_name(config: Config, learning_rate: Any) -> keras.optimizers.Optimizer:
     name, attribute, arguments = plugins.parse(config.optimizer or DEFAULT, "optimizer")
+    if "learning_rate" in arguments:
+        fix = f"leave it out, and give --learning_rate={arguments['learning_rate']}"
+        raise UserError("optimizer", config.optimizer, "has the learning rate, which is a flag of its own", fix)
     known = {
         key.lower(): value
         for key, value in vars(keras.optimizers).items()
