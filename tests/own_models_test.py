@@ -344,6 +344,11 @@ class UntilLearnt(keras.callbacks.Callback):
         self.model.stop_training = logs["accuracy"] > 0.8
 
 
+class Freeze(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.layers[-1].trainable = False
+
+
 def falling():
     return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8)
 
@@ -705,6 +710,13 @@ def test_a_run_that_a_callback_has_stopped_goes_on_with_another(project):
     assert ends == [63, 63, 125]  # of epochs of 31.25 steps the first is the best, the second the end, then the fourth
     trainer(*flags, cwd=project)
     assert summary(project / "run")["status"] == "done"
+
+
+def test_a_callback_that_freezes_a_layer_is_refused(project):
+    """Under fit(), too, it would do nothing until the model is compiled anew."""
+    flags = ("--backend=jax", "--dataset=my_project:data", "--model=my_project:net", "--callbacks=my_project:Freeze")
+    said = trainer(*flags, "--run_dir=run", cwd=project, code=2).stderr
+    assert "changed which of the model's variables are trained" in said and "--initialize_from" in said
 
 
 def test_a_callback_stops_a_run_within_an_epoch(project):

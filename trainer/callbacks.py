@@ -37,6 +37,7 @@ class Callbacks(keras.callbacks.CallbackList):
         super().__init__(list(callbacks), model=program.model, **told)
         self._specs, self._program = list(specs), program
         self._fresh: list[dict[str, Any]] = []
+        self._trained = self._trainable()
 
     def begin(self, epoch: int, saved: list[dict[str, Any]] | None) -> bool:
         """Begins a start of the run.
@@ -60,6 +61,27 @@ class Callbacks(keras.callbacks.CallbackList):
             for rate, value in before:  # what they do to it at an epoch's begin was done before the checkpoint
                 self._program.assign(rate, value.__getitem__)
         return saved is None or [each.get("spec") for each in saved] == self._specs
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        super().on_train_batch_end(batch, logs)
+        self._check()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        self._check()
+
+    def _check(self) -> None:
+        if self.callbacks and self._trainable() != self._trained:
+            raise UserError(
+                "callbacks",
+                ", ".join(self._specs),
+                "changed which of the model's variables are trained; those of a run stay the same, for its step is "
+                "compiled and its optimizer built for them",
+                "end the run there (self.model.stop_training = True), and start another from it by --initialize_from",
+            )
+
+    def _trainable(self) -> list[str]:
+        return [variable.path for variable in self._program.model.trainable_variables]
 
     def _remembered(self, saved: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
         """The memory of each: of the same one in the same place, or else of the only one of its name."""
