@@ -31,7 +31,7 @@ class Records:
       skip_bad: how many damaged records may be left out; one more, and it is an error.
 
     Raises:
-      DataError: damaged records, each with its file and offset.
+      DataError: damaged records, each with its file and offset; also on reading.
     """
 
     def __init__(self, paths: Sequence[pathlib.Path], skip_bad: int = 0) -> None:
@@ -46,15 +46,19 @@ class Records:
             )
         if bad:
             print(f"{len(bad)} damaged records are left out: " + "; ".join(bad[:5]), flush=True)
-        self._table = np.concatenate(tables)  # int64 (records, 3): file, offset, bytes
+        self._table, self._paths = np.concatenate(tables), paths  # int64 (records, 3): file, offset, bytes
         self._files = [np.memmap(path, np.uint8, "r") if path.stat().st_size else None for path in paths]
 
     def __len__(self) -> int:
         return len(self._table)
 
     def __getitem__(self, index: int) -> bytes:
-        number, offset, size = self._table[index]
-        return self._files[number][offset : offset + size].tobytes()
+        number, offset, size = self._table[index].tolist()
+        data = self._files[number][offset : offset + size + _SUM.size].tobytes()
+        if data[size:] != _SUM.pack(_masked(data[:size])):  # where the index is older than the damage
+            place = f"{self._paths[number]} at byte {offset - _FRAME.size}"
+            raise DataError(f"{place}: a record that is not what it was; copy the file anew")
+        return data[:size]
 
 
 def _index(path: pathlib.Path, bad: list[str]) -> npt.NDArray[np.int64]:

@@ -4,6 +4,8 @@ import datetime
 import decimal
 import io
 import json
+import os
+import pathlib
 import resource
 import shutil
 import struct
@@ -138,6 +140,20 @@ def test_damaged_records_are_told_or_left_out(tf_records, tmp_path):
     assert "train.tfrecord at byte 0: a damaged record" in told and "skip_bad" in told
     left_out = trainer(f"--dataset={spec % 1}", *flags, f"--run_dir={tmp_path / 'run'}").stdout
     assert "1 damaged records are left out" in left_out and "699 examples to train on" in left_out
+
+
+def test_a_record_that_is_damaged_later_is_found_when_it_is_read(tf_records, tmp_path):
+    """By a disk, which leaves the file's time as it was, so that the index is taken for right."""
+    path = pathlib.Path(shutil.copy2(tf_records / "train-0.tfrecord", tmp_path / "train.tfrecord"))
+    records.load(str(tmp_path), FEATURES, "label", classes=10)  # makes the index
+    before, content = path.stat(), bytearray(path.read_bytes())
+    content[50] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    data = records.load(str(tmp_path), FEATURES, "label", classes=10)
+    assert (data.train.read(np.array([1, 2]))[1] == Y[1:3]).all()
+    with pytest.raises(DataError, match=r"train\.tfrecord at byte 0: a record that is not what it was"):
+        data.train.read(np.array([0]))
 
 
 def test_no_records(tmp_path):
