@@ -1,5 +1,6 @@
 """The parts of a run, put together the same way for every verb."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -19,6 +20,7 @@ from trainer import backend, philox, plugins, policy, strategies
 from trainer.clock import Interval
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.ledger import Ledger
 from trainer.peers import Peers
 from trainer.program import Program
 from trainer.strategies import Strategy
@@ -135,10 +137,14 @@ class Assembly:
                 raise pipeline.error from None
             raise
 
-    def probe(self) -> float:
-        """Mean loss of the first batch to be evaluated on, or of the first in the training data."""
-        totals = self.strategy.evaluate(self._probed, 0, 1, self.program.objective.no_totals())
-        return self.program.objective.results(totals)["loss"]
+    def probe(self, ledger: Ledger | None = None) -> float:
+        """Mean loss of the first batch to be evaluated on, or of the first in the training data.
+
+        Its program is no other evaluation's: a ledger books the first call as compiling, and blames no save for it.
+        """
+        with ledger("compile") if ledger and not self.has_probed else contextlib.nullcontext():
+            totals = self.strategy.evaluate(self._probed, 0, 1, self.program.objective.no_totals())
+            return self.program.objective.results(totals)["loss"]
 
     @property
     def has_probed(self) -> bool:

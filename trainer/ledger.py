@@ -14,7 +14,7 @@ class Ledger:
     """Where the time of this process went, in seconds, by purpose; what came before it is 'import'.
 
     Args:
-      turns_to: is told each purpose as it begins.
+      turns_to: is told each purpose as it begins, or goes on.
     """
 
     def __init__(self, turns_to: Callable[[str], None]) -> None:
@@ -35,6 +35,8 @@ class Ledger:
         finally:
             self._book()
             self._open.pop()
+            if self._open:
+                self._turns_to(self._open[-1])
 
     def _book(self) -> None:
         now = time.monotonic()

@@ -25,7 +25,7 @@ from trainer.meeting import meet, wrong
 _BEAT = 1.0  # seconds between heartbeats
 SILENCE = 8.0  # seconds without a heartbeat after which a process is given up
 _STARTING = 60.0  # the same while frameworks are loaded or the step is compiled, which holds Python's lock for seconds
-_COMPILING = "in compile"  # so does `where` end meanwhile
+_COMPILING = ("in compile", "in measure")  # so does `where` end meanwhile
 _READING = "read_block"  # what calls the source; by name, for the input pipeline is a floor above
 # What the backends raise in a process whose peer is gone; by name, since no backend may be imported here.
 _LOST = ("UnavailableError", "DeadlineExceededError", "AbortedError", "InternalError", "JaxRuntimeError")
@@ -113,8 +113,9 @@ class Peers:
 
     def doing(self, what: str) -> None:
         """Notes progress, and what this process turns to."""
+        compiled = self.where.endswith(_COMPILING)
         self._doing, self._since = what, time.monotonic()
-        if self.where.endswith(_COMPILING):  # the next heartbeat may be long in coming
+        if compiled or self.where.endswith(_COMPILING):  # told at once: for how long others wait depends on it
             self._beat()
 
     def all_started(self) -> None:

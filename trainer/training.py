@@ -39,7 +39,8 @@ class Training:
         config, chief = parts.config, parts.peers.cluster.is_chief
         self.clock = Clock.of(config, parts.steps, len(parts.dataset.train))
         kept = functools.partial(self.clock.falls_on, "keep")
-        self.recovery = Recovery(config, directory, parts.program, parts.peers, parts.probe, kept)
+        self._probe = functools.partial(parts.probe, ledger)
+        self.recovery = Recovery(config, directory, parts.program, parts.peers, self._probe, kept)
         self._preemption = Preemption(directory.deadline, chief)
         with ledger("restore"):
             restored = self._restore()
@@ -219,9 +220,8 @@ class Training:
         if (due or evaluation) and (self.step >= self.parts.steps or not self._guard.in_doubt):
             if due:
                 copies.compare(self.parts, self.step, self.recovery)
-            if self.step and not self.parts.has_probed:  # the program is not that of an evaluation
-                with self._ledger("compile"):
-                    self.parts.probe()
+            if self.step and not self.parts.has_probed:
+                self._probe()
             memories = self._callbacks.memory(), self._guard.memory
             line = self._log.line(self.step)
             progress = Progress(line.totals, self._log.checksum(line), *memories, self.stopped, sorted(self.owed))
