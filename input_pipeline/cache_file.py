@@ -8,6 +8,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
+from input_pipeline import lengthy
 from input_pipeline.memory import gather
 from input_pipeline.source import DataError, Source, example_spec, fingerprint, flatten
 
@@ -60,13 +61,14 @@ class CacheFile:
 
     def seal(self) -> None:
         """Writes the checksums of its arrays as they are."""
-        sums = [
-            [_sum(array, block) for block in range(blocks)]
-            for array, blocks in zip(self.arrays("r"), self._blocks, strict=True)
-        ]
+        sums = list[int]()
+        for array, blocks in zip(self.arrays("r"), self._blocks, strict=True):
+            for block in range(blocks):
+                lengthy.tell(f"making checksums of cached examples: {len(sums):,} of {sum(self._blocks):,}")
+                sums.append(_sum(array, block))
         with open(self.path, "r+b") as file:
             file.seek(self._end)
-            file.write(np.concatenate(sums).astype(np.uint32).tobytes())
+            file.write(np.array(sums, np.uint32).tobytes())
             file.flush()
             os.fsync(file.fileno())
 
