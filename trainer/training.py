@@ -220,7 +220,7 @@ class Training:
         if (due or evaluation) and (self.step >= self.parts.steps or not self._guard.in_doubt):
             if due:
                 copies.compare(self.parts, self.step, self.recovery)
-            if self.step and not self.parts.has_probed:
+            if self.step and not self.parts.has_probed:  # or the save would wait for its compiling
                 self._probe()
             memories = self._callbacks.memory(), self._guard.memory
             line = self._log.line(self.step)
