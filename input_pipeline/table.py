@@ -11,22 +11,32 @@ from input_pipeline import order
 from input_pipeline.dataset import Dataset
 from input_pipeline.source import Arrays, DataError
 
+_SUFFIXES = (".csv", ".csv.gz", ".parquet")
 
-def load(data_dir: str, label: str, files: str = "*", columns: tuple[str, ...] = (), held_out: float = 0.1) -> Dataset:
+
+def load(
+    data_dir: str,
+    label: str,
+    files: str = "*",
+    columns: tuple[str, ...] = (),
+    held_out: float = 0.1,
+    words: tuple[str, ...] = (),
+) -> Dataset:
     """Needs pyarrow: pip install 'onecurve[table]'.
 
     Args:
-      data_dir: directory of the files, .csv or .parquet, or one of them.
+      data_dir: directory of the files, .csv, .csv.gz or .parquet, or one of them.
       label: the column that is y: integers or words are classes; floats a number to predict.
       files: a glob in data_dir.
       columns: those that are x; all others by default.
       held_out: share of the rows to evaluate on, chosen by their place alone.
+      words: columns whose numbers are names, such as those of houses, where they are written among words.
 
     Returns:
       x float32 (columns,), y int32 () or float32 (1,).
 
     Raises:
-      DataError: no files, no such column, a missing value, pyarrow is not installed.
+      DataError: no files, no rows, no such column, a missing value, a word among numbers, pyarrow is not installed.
     """
     try:
         from pyarrow import concat_tables, csv, parquet
@@ -34,26 +44,32 @@ def load(data_dir: str, label: str, files: str = "*", columns: tuple[str, ...] =
         raise DataError("it needs pyarrow: pip install 'onecurve[table]'") from None
     root = pathlib.Path(data_dir).expanduser()
     found = [root] if root.is_file() else [root / p for p in sorted(glob.glob(files, root_dir=root))]
-    paths = [path for path in found if path.suffix in (".csv", ".parquet")]
+    paths = [path for path in found if path.name.endswith(_SUFFIXES)]
     if not paths:
-        raise DataError(f"no .csv or .parquet files match {files!r} in {root}")
+        raise DataError(f"no files ({', '.join(_SUFFIXES)}) match {files!r} in {root}")
     try:
-        rows = concat_tables([(csv.read_csv if p.suffix == ".csv" else parquet.read_table)(p) for p in paths])
-    except (OSError, ValueError) as error:
+        tables = [(parquet.read_table if p.suffix == ".parquet" else csv.read_csv)(p) for p in paths]
+        rows = concat_tables(tables, promote_options="permissive")  # one file's integers are another's floats
+    except (OSError, ValueError, TypeError) as error:
         raise DataError(f"{paths[0]} and so on can't be read: {error}") from None
-    for name in (label, *columns):
-        if name not in rows.column_names:
-            raise DataError(f"there is no column {name!r}; there are {', '.join(rows.column_names)}")
-    y, classes = _column(rows, label)
+    known, features = rows.column_names, columns or [name for name in rows.column_names if name != label]
+    for name in (label, *features):
+        if name not in known:
+            raise DataError(f"there is no column {name!r}; there are {', '.join(known)}")
+    if label in features:
+        raise DataError(f"column {label!r} is the label, and among those that are x: {', '.join(features)}")
+    if not features or not len(rows):
+        raise DataError(f"{paths[0]} and so on have {len(rows)} rows, and {len(features)} columns beside {label!r}")
+    y, classes = _column(rows, label, words)
     if classes is not None and classes > 2**31:
         raise DataError(f"column {label!r} has integers up to {classes - 1}, which are no classes: make them floats")
-    x = np.column_stack([_column(rows, n)[0] for n in columns or rows.column_names if n != label]).astype(np.float32)
+    x = np.column_stack([_column(rows, name, words)[0] for name in features]).astype(np.float32)
     y = y.astype(np.float32)[:, None] if classes is None else y.astype(np.int32)
     kept, held = order.split(len(y), held_out)
     return Dataset(Arrays(x[kept], y[kept]), Arrays(x[held], y[held]) if len(held) else None, classes)
 
 
-def _column(rows: Any, name: str) -> tuple[npt.NDArray[Any], int | None]:
+def _column(rows: Any, name: str, names: tuple[str, ...]) -> tuple[npt.NDArray[Any], int | None]:
     """Values of a column, and the number of classes if it has some."""
     column = rows[name]
     if column.null_count:
@@ -62,10 +78,25 @@ def _column(rows: Any, name: str) -> tuple[npt.NDArray[Any], int | None]:
     kind = str(column.type)
     values = (column.cast("float64") if kind.startswith("decimal") else column).to_numpy()
     if kind.removeprefix("large_") in ("string", "bool") or kind.startswith("dictionary"):
-        words, values = np.unique(values.astype(str), return_inverse=True)
-        return values, len(words)
+        words, places = np.unique(values.astype(str), return_inverse=True)
+        numbers = np.array([_is_number(word) for word in words])
+        if numbers.any() and name not in names:  # one '?' makes a column of numbers one of words
+            row, other = int(np.argmax(~numbers[places])), words[~numbers]
+            raise DataError(
+                f"column {name!r} has numbers that are written as words"
+                + (f", and {str(other[0])!r} among them, as in row {row}" if len(other) else "")
+                + f": mend the file, or say words=({name!r},) if they are names"
+            )
+        return places, len(words)
     if values.dtype.kind in "iu":
         return values, int(values.max()) + 1
     if values.dtype.kind != "f":
         raise DataError(f"column {name!r} is of {kind}, no number and no word: name those that are x (columns=...)")
     return values, None
+
+
+def _is_number(word: str) -> bool:
+    try:
+        return bool(np.isfinite(float(word)))
+    except ValueError:
+        return False

@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import gzip
 import io
 import json
 import os
@@ -311,6 +312,26 @@ def test_a_missing_value_is_told(tmp_path):
     (tmp_path / "rows.csv").write_text("a,b\n1,2\n3,\n")
     with pytest.raises(DataError, match="column 'b' has no value in row 1"):
         table.load(str(tmp_path), label="b")
+
+
+def test_tables_as_people_have_them(tmp_path):
+    """Of several files, packed, their columns in another order; a word among numbers makes no words of them."""
+    rows = [f"{i},{i % 2}\n" for i in range(10)]
+    (tmp_path / "a.csv").write_text("a,y\n" + "".join(rows))
+    with gzip.open(tmp_path / "b.csv.gz", "wt") as file:
+        file.write("y,a\n1,0.5\n0,1.5\n")
+    data = table.load(str(tmp_path), label="y", held_out=0.0)
+    assert data.train.arrays[0].ravel().tolist() == [*range(10), 0.5, 1.5] and data.classes == 2
+    (tmp_path / "c.csv").write_text("a,y\n" + "".join(rows) + "?,1\n")
+    with pytest.raises(DataError, match=r"'a' has numbers .* and '\?' among them, as in row 10: .*words=\('a',\)"):
+        table.load(str(tmp_path), label="y", files="c.csv")
+    data = table.load(str(tmp_path), label="y", files="c.csv", words=("a",), held_out=0.0)
+    assert data.train.arrays[0][:, 0].tolist() == [*range(11)]
+    with pytest.raises(DataError, match="column 'y' is the label"):
+        table.load(str(tmp_path), label="y", files="a.csv", columns=("a", "y"))
+    (tmp_path / "d.csv").write_text("a,y\n")
+    with pytest.raises(DataError, match="have 0 rows"):
+        table.load(str(tmp_path), label="y", files="d.csv")
 
 
 def test_a_single_file(tmp_path):
