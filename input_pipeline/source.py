@@ -97,17 +97,23 @@ def merged(parts: Sequence[Any], merge: Callable[[list[Any]], Any] = np.stack) -
 
 
 def as_array(given: Any) -> npt.NDArray[Any]:
-    """np.asarray, which would put what is sparse or ragged into an array of one object.
+    """np.asarray, in this machine's order of bytes.
 
     Raises:
-      DataError: it is such.
+      DataError: it is sparse or ragged, of which that makes an array of one object; it has masked values, which would
+        be trained on; it holds times or records.
     """
     if hasattr(given, "shape") and not hasattr(given, "__array__"):
         raise DataError(
             f"{type(given).__name__} {given.shape} is no array: make it dense, by .toarray() or .to_tensor(); where "
             "that is too large for the memory, give a source whose read(ids) makes dense the rows that it is asked for"
         )
-    return np.asarray(given)
+    if np.ma.is_masked(given):
+        raise DataError(f"an array of {given.shape} has masked values: fill them, by .filled(value)")
+    array = np.asarray(given)
+    if array.dtype.kind in "mM" or array.dtype.names:
+        raise DataError(f"an array has dtype {array.dtype}: make numbers of it, by .astype or one field at a time")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def items(source: Any, ids: npt.NDArray[np.int64]) -> list[Any]:

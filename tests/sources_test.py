@@ -452,6 +452,22 @@ def test_what_load_may_return():
     assert prepare(((x, y), (x, y + 3)), 0.0).classes == 6  # as many as can be seen
 
 
+def test_arrays_of_other_kinds(tmp_path):
+    """Another machine's order of bytes is turned; what has no value, or is no number, is told."""
+    x, y = X[:6].reshape(6, -1).astype(">f4"), Y[:6].astype(">i2")
+    np.save(tmp_path / "x_train.npy", x)
+    np.save(tmp_path / "y_train.npy", y)
+    for loaded in ((x, y), arrays.load(str(tmp_path))):
+        given = read(prepare(loaded, 0.0).train, [4, 0])
+        assert all(array.dtype.isnative for array in given)
+        assert np.array_equal(given[0], x[[4, 0]]) and np.array_equal(given[1], y[[4, 0]])
+    holes = np.ma.masked_array(x, mask=x == 0)
+    records = np.zeros(6, [("a", "f4"), ("b", "i4")])
+    for wrong, said in ((holes, "masked values"), (records, "dtype .*'a'"), (y.astype("datetime64[s]"), "datetime64")):
+        with pytest.raises(DataError, match=said):
+            prepare((wrong, y), 0.0)
+
+
 class Augmented:
     """Images that are turned at random, as in another framework's `__getitem__`."""
 
