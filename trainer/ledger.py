@@ -52,7 +52,7 @@ class Ledger:
     def table(self) -> dict[str, float]:
         """Seconds by purpose until now; they sum to the elapsed time."""
         self._book()
-        return {purpose: round(seconds, 3) for purpose, seconds in self.seconds.items()}
+        return {purpose: round(seconds, 6) for purpose, seconds in self.seconds.items()}
 
 
 def _age() -> float:
