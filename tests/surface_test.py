@@ -187,31 +187,32 @@ def test_optimizers_agree_across_backends(optimizer, tmp_path, initial_state):
 
 @pytest.mark.parametrize("model", ["mlp", pytest.param("convnet", marks=pytest.mark.long)])
 def test_what_is_compiled_is_kept(model, tmp_path, monkeypatch):
-    """A second start compiles no step that the first one has compiled, a third nothing; and each is compiled once."""
+    """A second start compiles no step that the first did, a third, of a run that was moved, nothing; each but once."""
     for name in ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
         monkeypatch.delenv(name)  # as a user has it
-    flags = ("--backend=jax", f"--model={model}", "--evaluate_every=never", f"--run_dir={tmp_path}")
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    flags = ("--backend=jax", f"--model={model}", "--evaluate_every=never")
     steps = {"mlp": ("jit__steps-",), "convnet": ("jit__unstack-", "jit__lambda-", "jit__finish_step-")}[model]
 
     def kept(*prefixes: str) -> list[str]:
-        return sorted(p.name for p in tmp_path.glob("compiled/*/*-cache") if p.name.startswith(prefixes or ""))
+        return sorted(p.name for p in tmp_path.glob("*/compiled/*/*-cache") if p.name.startswith(prefixes or ""))
 
-    trainer(*flags, "--steps=50")
-    seconds = summary(tmp_path)["seconds"]  # the first save asks for the loss of a few examples
+    trainer(*flags, "--steps=50", f"--run_dir={run}")
+    seconds = summary(run)["seconds"]  # the first save asks for the loss of a few examples
     assert seconds.get("save", 0) + seconds.get("last save", 0) < 0.2 * seconds["compile"], "compiled in a save"
     first = kept(*steps)
     assert len(first) == 2 * len(steps), "each for training and for evaluation"
-    trainer(*flags, "--steps=100")
+    trainer(*flags, "--steps=100", f"--run_dir={run}")
     assert kept(*steps) == first
     second = kept()
-    trainer(*flags, "--steps=110")
+    run.rename(moved)
+    trainer(*flags, "--steps=110", f"--run_dir={moved}")
     assert kept() == second
-    for path in tmp_path.glob("compiled/*/*-cache"):
+    for path in moved.glob("compiled/*/*-cache"):
         path.write_bytes(path.read_bytes()[:100])  # as a kill, or a full disk, may leave it
-    ran = trainer(*flags, "--steps=120")
-    other = tmp_path / "other"
-    trainer(*flags[:-1], "--steps=120", f"--run_dir={other}")
-    assert summary(other)["weights_sha256"] == summary(tmp_path)["weights_sha256"], ran.stderr
+    ran = trainer(*flags, "--steps=120", f"--run_dir={moved}")
+    trainer(*flags, "--steps=120", f"--run_dir={run}")
+    assert summary(run)["weights_sha256"] == summary(moved)["weights_sha256"], ran.stderr
 
 
 @pytest.mark.parametrize("backend", ["jax", pytest.param("tensorflow", marks=pytest.mark.long)])

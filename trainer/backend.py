@@ -143,6 +143,8 @@ def keep_compiled(run: pathlib.Path) -> None:
     folder = hashlib.sha256(machine.encode()).hexdigest()[:8]
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str((run / "compiled" / folder).resolve()))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    # XLA's own, of how GPUs do best: its path is in the key of every program, so that a moved run would compile anew.
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")
 
 
 def without_accelerators(config: Config) -> Config:
