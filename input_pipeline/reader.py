@@ -33,9 +33,9 @@ class Reader:
         """Examples (n, ...) by ids (n,), changed by keys (n,) where there are some."""
         threads = self.threads(len(ids))
         if threads == 1:
-            return self._read(ids, keys)
+            return self.read_part(ids, keys)
         their_keys = [None] * threads if keys is None else np.array_split(keys, threads)
-        parts = list(self._pool.map(self._read, np.array_split(ids, threads), their_keys))
+        parts = list(self._pool.map(self.read_part, np.array_split(ids, threads), their_keys))
         return pack(parts[0], map(np.concatenate, zip(*map(flatten, parts), strict=True)))
 
     def threads(self, examples: int) -> int:
@@ -43,7 +43,8 @@ class Reader:
         worth = 1 if is_streamed(self._source) else int(examples * self._pace / _PART)
         return max(1, min(worth, cores(), examples))
 
-    def _read(self, ids: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64] | None) -> Example:
+    def read_part(self, ids: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64] | None) -> Example:
+        """What one thread reads. By this name the stack of one that a source keeps waiting is found."""
         example = read(self._source, ids)
         if self._augment and keys is not None:
             example = self._augment(example, keys)

@@ -1,6 +1,7 @@
 """Data order is a function: permutations, in range, independent of how it is asked; and the clock's arithmetic."""
 
 import itertools
+import threading
 import time
 
 import numpy as np
@@ -12,7 +13,8 @@ import input_pipeline.pipeline as pipeline_module
 from input_pipeline import ahead, memory, order, reader
 from input_pipeline.blocks import block_steps, pace
 from input_pipeline.pipeline import Pipeline
-from input_pipeline.source import Arrays, flatten, map_structure
+from input_pipeline.source import Arrays, Spec, flatten, map_structure
+from trainer import peers
 from trainer.clock import Clock, Interval
 
 
@@ -239,6 +241,31 @@ def test_memory_is_used_again_when_nobody_refers_to_it():
     addresses = {found.ctypes.data for _, found in others}
     del others, found, view
     assert gathered()[1].ctypes.data in addresses | {address}
+
+
+@pytest.mark.parametrize("pace", [0.0, 1.0])
+def test_the_place_where_a_source_stands_is_shown(pace, monkeypatch):
+    """Of one thread that reads, or of several that share in a block."""
+    monkeypatch.setattr(reader, "cores", lambda: 2)
+    stands, goes_on = threading.Event(), threading.Event()
+
+    class Slow:
+        def __len__(self):
+            return 8
+
+        def read(self, ids):
+            stands.set()
+            goes_on.wait()  # a line of the source's
+            return np.zeros((len(ids), 1)), np.zeros(len(ids))
+
+    read = reader.Reader(Slow(), (Spec((1,), np.dtype(float)), Spec((), np.dtype(float))), None, pace)
+    thread = threading.Thread(target=read, args=(np.arange(8),))
+    thread.start()
+    stands.wait()
+    shown = "".join(peers._stacks())
+    goes_on.set()
+    thread.join()
+    assert "a thread that reads data is here" in shown and "a line of the source's" in shown
 
 
 @pytest.mark.parametrize("ids", [[0, -1], [0, 2**16]])
