@@ -312,13 +312,19 @@ def test_a_framework_that_waits_with_python_s_lock_held_is_ended(tmp_path):
 
 
 HOLDING = """
-import ctypes
+import ctypes, json, os, time
 import keras
+
+def hold():
+    ctypes.PyDLL(None).sleep(11)  # Python's lock is not given back meanwhile
+
+def lag():
+    time.sleep(35 * json.loads(os.environ["TF_CONFIG"])["task"]["index"])
 
 class Holding(keras.layers.Layer):
     def call(self, x, training=False):
         if training:
-            ctypes.PyDLL(None).sleep(11)  # Python's lock is not given back meanwhile
+            {wait}()
         return x
 
 def build(input_shape, classes):
@@ -327,8 +333,18 @@ def build(input_shape, classes):
 """
 
 
-def test_a_process_that_compiles_for_long_is_waited_for(tmp_path):
-    """XLA's front end holds Python's lock, and longer where there are more processes than cores."""
-    (tmp_path / "holding.py").write_text(HOLDING)
+@pytest.mark.parametrize("wait", ["hold", pytest.param("lag", marks=pytest.mark.long)])
+def test_a_process_that_compiles_for_long_is_waited_for(wait, tmp_path):
+    """XLA's front end holds Python's lock, and longer where there are more processes than cores; gloo waits 30 s."""
+    (tmp_path / "holding.py").write_text(HOLDING.format(wait=wait))
     flags = ("--strategy=device_mesh", "--model=holding:build", "--steps=3", f"--run_dir={tmp_path / 'run'}")
     finished(launch(*flags, PYTHONPATH=f"{REPOSITORY}:{tmp_path}"))
+
+
+def test_what_one_process_compiles_all_find(tmp_path):
+    """At their next start none compiles a step, on none of its devices: process 0 alone keeps what it compiles."""
+    flags = ("--strategy=device_mesh", "--devices=4", "--replicas=4", f"--run_dir={tmp_path}")
+    finished(launch(*flags, "--steps=3"))
+    out = finished(launch(*flags, "--steps=6", JAX_EXPLAIN_CACHE_MISSES="true"))
+    missed = re.findall(r"COMPILATION CACHE MISS for 'jit_(\w+)'", out)
+    assert not {"_lambda", "_finish_step", "_unstack", "sum_over_devices"} & {*missed}, missed

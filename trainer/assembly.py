@@ -175,6 +175,7 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     peers.all_started()
     with backend.quiet():  # TensorFlow looks for GPUs, and complains of each way in which there are none
         strategy = strategies.create(config, keras.config.backend(), peers.cluster)
+    strategy.compiling = peers.compiling
     peers.agree({"its devices": strategy.description})
     lengthy.listener = _teller(peers)
     data = load_dataset(config)  # after the strategy: a dataset that uses TensorFlow fixes TensorFlow's devices

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import os
@@ -129,19 +130,24 @@ def go_past_proxies(cluster: Cluster) -> None:
     os.environ |= {"no_grpc_proxy": ",".join(filter(None, [excepted, *sorted(hosts)]))}
 
 
+@functools.cache
+def machine() -> str:
+    """A digest of what a program compiled for this host's CPU depends on: what its kind can do, and how many cores."""
+    try:
+        cpu = [s for s in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if s.startswith(("flags", "Features"))]
+    except OSError:
+        cpu = []
+    found = repr((platform.machine(), platform.processor(), cpu[:1], os.cpu_count()))
+    return hashlib.sha256(found.encode()).hexdigest()[:8]
+
+
 def keep_compiled(run: pathlib.Path) -> None:
     """Has JAX keep what it compiles in the run directory, so that the next start need not compile again.
 
     A folder for each kind of machine: XLA does not ask whether a processor has all that a kept program uses, and
     splits work by the number of cores.
     """
-    try:
-        cpu = [s for s in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if s.startswith(("flags", "Features"))]
-    except OSError:
-        cpu = []
-    machine = repr((platform.machine(), platform.processor(), cpu[:1], os.cpu_count()))
-    folder = hashlib.sha256(machine.encode()).hexdigest()[:8]
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str((run / "compiled" / folder).resolve()))
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str((run / "compiled" / machine()).resolve()))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     # XLA's own, of how GPUs do best: its path is in the key of every program, so that a moved run would compile anew.
     os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")

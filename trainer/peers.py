@@ -5,6 +5,7 @@ values of `gather`, and which process failed first and why. Who leaves without a
 silent is frozen or cut off. Every process that learns of it says so, shows where it waited itself, and ends.
 """
 
+import contextlib
 import faulthandler
 import os
 import queue
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -26,7 +27,7 @@ _BEAT = 1.0  # seconds between heartbeats
 SILENCE = 8.0  # seconds without a heartbeat after which a process is given up
 _STARTING = 60.0  # the same while frameworks are loaded or the step is compiled, which holds Python's lock for seconds
 _COMPILING = ("in compile", "in measure")  # so does `where` end meanwhile
-_READING = "read_block"  # what calls the source; by name, for the input pipeline is a floor above
+_READING = "read_part"  # what calls the source; by name, for the input pipeline is a floor above
 # What the backends raise in a process whose peer is gone; by name, since no backend may be imported here.
 _LOST = ("UnavailableError", "DeadlineExceededError", "AbortedError", "InternalError", "JaxRuntimeError")
 _LOST_WORDS = re.compile("gloo|nccl|peer|connect|collective|coordination|socket|heartbeat|unavailable", re.IGNORECASE)
@@ -118,8 +119,33 @@ class Peers:
         if compiled or self.where.endswith(_COMPILING):  # told at once: for how long others wait depends on it
             self._beat()
 
+    @contextlib.contextmanager
+    def compiling(self, kept: bool) -> Iterator[Callable[[], None]]:
+        """Within it a program is compiled that runs over processes; after it, all have: in a sum, gloo waits for 30 s.
+
+        Args:
+          kept: whether what process 0 compiles is kept, so that others of its host, who share its cores, find it.
+
+        Yields:
+          What waits until they can; to be called once, before the compiler is.
+        """
+        doing, hosts = self._doing, [address.rpartition(":")[0] for address in self.cluster.addresses]
+        finds = kept and not self.cluster.is_chief and hosts[self.cluster.index] == hosts[0]
+
+        def wait_for_turn() -> None:
+            if finds:
+                self.gather(0)
+
+        self.doing("compile")
+        yield wait_for_turn
+        if not finds:
+            self.gather(0)
+        self.gather(0)
+        self.doing(doing)
+
     def all_started(self) -> None:
-        """Called when all have imported and read what they need: from now on nobody is silent for long."""
+        """Waits until all have imported what they need: from now on nobody is silent for long."""
+        self.gather(0)
         self._limit = SILENCE
         self._beat()
 

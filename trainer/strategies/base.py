@@ -20,6 +20,11 @@ Block = Any  # a pipeline's Batch, on the strategy's devices
 Result = TypeVar("Result")
 
 
+@contextlib.contextmanager
+def _alone(_: bool) -> Iterator[Callable[[], None]]:
+    yield lambda: None
+
+
 class Strategy(abc.ABC):
     """Runs steps of a Program on its devices and leaves the result in the program's Keras variables.
 
@@ -34,6 +39,7 @@ class Strategy(abc.ABC):
       description: the devices in words, for people.
       cluster: the processes; this one owns R / cluster.size devices.
       on_cpu: whether the devices are CPUs, which share their host's cores.
+      compiling: where a program is compiled that runs over processes: a run's `Peers.compiling`.
       can_skip: whether its `train` undoes an unhealthy step where `program.objective.skips` (--on_nan=skip).
     """
 
@@ -41,6 +47,7 @@ class Strategy(abc.ABC):
     description: str
     cluster: Cluster = ALONE
     on_cpu = False
+    compiling: Callable[[bool], contextlib.AbstractContextManager[Callable[[], None]]] = staticmethod(_alone)
     can_skip = False
 
     @property

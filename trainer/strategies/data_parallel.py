@@ -25,7 +25,18 @@ REPLICATED = PartitionSpec()
 _LARGE = 2**16  # elements; to copy fewer takes less time than a message's latency
 
 
-class FastLoop:
+class OneProgram:
+    """A loop whose steps are calls of one program; `whole`: how lies what every device has the whole of."""
+
+    program: Any
+    whole: NamedSharding
+
+    def lower(self, values: Values, block: Block, totals: Totals) -> list[list[jax.stages.Lowered]]:
+        """What is called with such a block."""
+        return [[self.program.lower(values, placed(totals, self.whole), block, np.zeros(3, np.int32))]]
+
+
+class FastLoop(OneProgram):
     """All steps of a call in one program; devices add by the backend's collectives.
 
     Where a variable's slots are cut over the devices, so is the work on it: a device gets its share of the
@@ -52,7 +63,7 @@ class FastLoop:
         slots: Sequence[NamedSharding],
     ) -> None:
         self._mesh, self._leaf, self._update, self._tally = mesh, leaf, update, tally
-        self._whole = NamedSharding(mesh, REPLICATED)
+        self.whole = NamedSharding(mesh, REPLICATED)
         self._totals: Totals | None = None  # of the last call
         self._shares_threads = shares_threads(mesh)
         cut = [slot.spec for slot in slots] if update else []
@@ -65,7 +76,7 @@ class FastLoop:
         self._sums = on_devices(self._sums_over_devices, in_specs=(lie, PartitionSpec("data")), out_specs=sums)
         self._shares = on_devices(self._take_shares, in_specs=(REPLICATED,), out_specs=cut)
         self._gathered = on_devices(self._gather, in_specs=(cut,), out_specs=REPLICATED)
-        results = (shardings if update else None, self._whole)
+        results = (shardings if update else None, self.whole)
         self.program = jax.jit(self._steps, out_shardings=results, donate_argnums=(0,) if update else ())
 
     def __call__(
@@ -73,7 +84,7 @@ class FastLoop:
     ) -> tuple[Values | None, Totals]:
         # Fresh totals and those of an earlier call must look alike, or JAX compiles twice.
         if totals is not self._totals:
-            totals = placed(totals, self._whole)
+            totals = placed(totals, self.whole)
         # One array of three numbers, for each array takes a call as long as a small step's arithmetic.
         new_values, totals = self.program(values, totals, block, np.array([first, count, step], np.int32))
         self._totals = jax.block_until_ready(totals) if self._shares_threads else totals
@@ -85,7 +96,7 @@ class FastLoop:
         compiled = jax.jit(
             jax.shard_map(add, mesh=self._mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False)
         )
-        vector = placed(np.zeros(floats, np.float32), self._whole)
+        vector = placed(np.zeros(floats, np.float32), self.whole)
         return quickest(lambda: jax.block_until_ready(compiled(vector)))
 
     def _steps(self, values: Values, totals: Totals, block: Block, numbers: Any) -> Any:

@@ -22,7 +22,7 @@ from trainer.config import Config
 from trainer.layouts import Layout
 from trainer.program import Program
 from trainer.shards import Piece
-from trainer.strategies import jax_devices, jax_flops, jax_norms, pictures
+from trainer.strategies import jax_compiled, jax_devices, jax_flops, jax_norms, pictures
 from trainer.strategies.base import Block, Result, Strategy
 from trainer.strategies.data_parallel import FastLoop, per_device
 from trainer.strategies.exact import ExactLoop
@@ -31,6 +31,7 @@ from trainer.strategies.jax_step import Leaf, PureStep, summing
 from trainer.strategies.sharded import Placing, ShardedLoop, layout_of, over_replicas
 from trainer.sums import Totals, Values
 
+Loop = ExactLoop | FastLoop | ShardedLoop
 _BY_REPLICA = PartitionSpec(None, "data")  # (K, V, ...)
 
 
@@ -92,11 +93,8 @@ class DeviceMesh(Strategy):
     def shares(self, replicas: int) -> list[range]:
         # JAX splits one array over a process's devices. Where another axis runs across processes, each of them
         # reads the share of the data axis that they have in common.
-        mine = [
-            d
-            for d, share in enumerate(self.mesh.devices.reshape(self.devices, -1))
-            if {*share} & {*self.mesh.local_devices}
-        ]
+        local, by_share = {*self.mesh.local_devices}, self.mesh.devices.reshape(self.devices, -1)
+        mine = [d for d, share in enumerate(by_share) if local & {*share}]
         n = replicas // self.devices
         return [range(mine[0] * n, (mine[-1] + 1) * n)]
 
@@ -121,6 +119,7 @@ class DeviceMesh(Strategy):
         self._program = program
         self._state = OnMesh(program, self.sharding)
         self._step = PureStep(program, self._state.variables, self.scope)
+        self._outputs = jax.jit(self._step.outputs)
         trainable = zip(self._state.variables.trainable, self._state.shardings.trainable, strict=True)
         self._slots = [self._placing.get_slot_layout(variable.shape, sharding) for variable, sharding in trainable]
         outputs = [f"{layer.path}/output" for layer in program.model._flatten_layers()]
@@ -137,14 +136,12 @@ class DeviceMesh(Strategy):
         if self.on_cpu and not self._sharded:
             program.objective.squared_norms = functools.partial(jax_norms.squared_norms, self._slots)
         results_of = program.objective.metrics.stateless_result
-
-        def metric_results(values: list[Any]) -> dict[str, Any]:
-            return collections.OrderedDict(results_of(values))  # JAX sorts a plain dictionary's names
-
-        program.objective.metric_results = jax.jit(metric_results)  # its operations one by one took 0.2 ms more
+        # Its operations one by one took 0.2 ms more; of a plain dictionary JAX would sort the names.
+        program.objective.metric_results = jax.jit(lambda values: collections.OrderedDict(results_of(values)))
         # Virtual devices lose no fast interconnect by the tree's order.
         self._exact |= self.on_cpu and program.replicas > 1 and not self.layout.shards
-        self._loops: dict[bool, ExactLoop | FastLoop | ShardedLoop] = {}
+        self._loops: dict[bool, Loop] = {}
+        self._compiled = set[Any]()  # for training or not, and for which shapes of a block
 
     def sharding(self, variable: keras.Variable) -> NamedSharding:
         """Where a variable of the program lies."""
@@ -174,21 +171,32 @@ class DeviceMesh(Strategy):
         return jax_flops.count(step.leaf(True), *self._of_replica(spec)) * self._program.replicas
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
-        values, totals = self.loop(True, block)(self._state.values(), block, first, count, step, totals)
+        values, totals = self._run(True, block, first, count, step, totals)
         assert values is not None  # the training loop updates
         self._state.assign(values)
         return totals
 
     def evaluate(self, block: Block, first: int, count: int, totals: Totals) -> Totals:
-        return self.loop(False, block)(self._state.values(), block, first, count, 0, totals)[1]
+        return self._run(False, block, first, count, 0, totals)[1]
+
+    def _run(
+        self, training: bool, block: Block, first: int, count: int, step: int, totals: Totals
+    ) -> tuple[Values | None, Totals]:
+        """Steps by a loop, which is made at the first block: it shows what the model computes."""
+        values, known = self._state.values(), (training, *(a.shape for a in jax.tree.leaves(block)))
+        if training not in self._loops:
+            self._loops[training] = self._make_loop(training, block)
+        if known not in self._compiled:
+            # GPUs of several processes look together for what is quickest: none may compile before another.
+            with self.compiling(self.on_cpu) as wait_for_turn:
+                lowered = self._loops[training].lower(values, block, totals)
+                wait_for_turn()
+                jax_compiled.compile_all(lowered)
+            self._compiled.add(known)
+        return self._loops[training](values, block, first, count, step, totals)
 
     def predict(self, x: Any) -> Any:
         return jax.tree.map(np.asarray, self._outputs(self._state.values(), x))
-
-    @functools.cached_property
-    def _outputs(self) -> Any:
-        """(values, x) -> outputs, compiled."""
-        return jax.jit(self._step.outputs)
 
     def aside(self, compute: Callable[[], Result]) -> Result:
         # A CPU computes what each thread asks for in its order, an accelerator what all do: behind the steps.
@@ -208,13 +216,7 @@ class DeviceMesh(Strategy):
     def trace(self, directory: str, start: bool) -> None:
         jax.profiler.start_trace(directory) if start else jax.profiler.stop_trace()
 
-    def loop(self, training: bool, block: Block) -> ExactLoop | FastLoop | ShardedLoop:
-        """The compiled steps; made at the first block, which shows what the model computes."""
-        if training not in self._loops:
-            self._loops[training] = self._make_loop(training, block)
-        return self._loops[training]
-
-    def _make_loop(self, training: bool, block: Block) -> ExactLoop | FastLoop | ShardedLoop:
+    def _make_loop(self, training: bool, block: Block) -> Loop:
         if self._sharded:
             return self._sharded_loop(training)
         leaf = self._step.leaf(training)
@@ -224,8 +226,7 @@ class DeviceMesh(Strategy):
         if slow and self.layout.shards:
             return self._sharded_loop(training)
         if slow or self._exact:
-            update = self._step.update if training else None
-            return ExactLoop(self.mesh, self._program.replicas, leaf, update, self._step.tally)
+            return ExactLoop(*self._parts(leaf, training)[:5])
         return self._fast_loop(training)
 
     def _of_replica(self, block: Block) -> tuple[Values, Batch]:

@@ -6,7 +6,6 @@ b examples of a replica. A node is the packed Sums of some replicas that lie tog
 
 import functools
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -67,6 +66,12 @@ class ExactLoop:
         self._batches: dict[int, list[list[Batch]]] = {}  # step: [device][replica]
         self._finish = jax.jit(self._finish_step, donate_argnums=(0,) if update else ())
 
+    def lower(self, values: Values, block: Block, totals: Totals) -> list[list[jax.stages.Lowered]]:
+        """What each device calls at each step."""
+        whole = NamedSharding(self._mesh, REPLICATED)
+        parts = per_device(values), per_device(placed(totals, whole)), per_device(block)
+        return [self._lower(mine, sums, self._unstack(part, 0)[0][0]) for mine, sums, part in zip(*parts, strict=True)]
+
     def __call__(
         self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
     ) -> tuple[Values | None, Totals]:
@@ -74,8 +79,6 @@ class ExactLoop:
             self._block, self._parts, self._batches = block, per_device(block), {}
         whole = NamedSharding(self._mesh, REPLICATED)
         on_devices = list(zip(per_device(values), per_device(placed(totals, whole)), strict=True))
-        if self._sums is None:
-            self._compile(*on_devices[0], self._batches_of(first)[0][0])
         before: Any = None
         for i in range(count):
             local = [
@@ -101,16 +104,12 @@ class ExactLoop:
         nodes = [[jax.device_put([vector], d) for _ in range(self._local_nodes)] for d in self._mesh.local_devices]
         return quickest(lambda: jax.block_until_ready(self._exchange(nodes)))
 
-    def _compile(self, values: Values, totals: Totals, batch: Batch) -> None:
-        """Compiles for the first device what is called each step: two programs at once, for XLA takes one core each."""
+    def _lower(self, values: Values, totals: Totals, batch: Batch) -> list[jax.stages.Lowered]:
         self._sums = jax.eval_shape(self._leaf, values, batch)
         place = jax.tree.leaves(values)[0].sharding
         shapes = jax.eval_shape(self._one_leaf, values, batch)
         node = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place) for a in shapes]
-        with ThreadPoolExecutor(1) as aside:
-            leaf = aside.submit(lambda: self._one_leaf.lower(values, batch).compile())
-            self._finish.lower(values, totals, node, np.int32(0)).compile()
-            leaf.result()
+        return [self._one_leaf.lower(values, batch), self._finish.lower(values, totals, node, np.int32(0))]
 
     def _batches_of(self, step: int) -> list[list[Batch]]:
         """The replicas' batches of a step of the block, by device."""

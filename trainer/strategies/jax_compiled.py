@@ -3,23 +3,38 @@
 import contextlib
 import pathlib
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from jax._src import cache_key, compilation_cache, config
+from jax.stages import Lowered
+
+from trainer import backend
 
 _read: Any = compilation_cache.get_executable_and_time
 _hash_options = cache_key._hash_serialized_compile_options
+_hash_topology = cache_key._hash_accelerator_config
 
 
 def mend() -> None:
     """From here on, what can't be read is removed, and a program for one device is found for any of its kind.
 
     JAX writes them in place, so that a kill leaves a part of one. It would warn of that, compile the program and leave
-    the file as it is, at each start again. And on CPUs it would compile a program anew for each virtual device.
+    the file as it is, at each start again. And on CPUs it would compile a program anew for each virtual device, and
+    in each process at each start, for what only process 0 keeps is found by no other: a key has its own devices' ids.
     """
     reading: Any = compilation_cache
     reading.get_executable_and_time = _read_or_remove
     cache_key._hash_serialized_compile_options = _hash_for_any_device
+    cache_key._hash_accelerator_config = _hash_for_any_process
+
+
+def compile_all(programs: Sequence[Sequence[Lowered]]) -> None:
+    """Compiles programs: those of one device together, for XLA takes a core for each; the next find them."""
+    with ThreadPoolExecutor() as threads:
+        for of_device in programs:
+            list(threads.map(Lowered.compile, of_device))
 
 
 def _read_or_remove(cache_key: str, *how: Any) -> tuple[Any | None, int | None]:
@@ -38,3 +53,11 @@ def _hash_for_any_device(hashed: Any, options: Any, strip_device_assignment: boo
     devices = options.device_assignment
     alone = bool(devices) and devices.replica_count() * devices.computation_count() == 1
     return _hash_options(hashed, options, strip_device_assignment=strip_device_assignment or alone)
+
+
+def _hash_for_any_process(hash_obj: Any, accelerators: Any) -> None:
+    """As JAX's, which names the devices that a process has, but of CPUs what a program depends on."""
+    if all(device.platform == "cpu" for device in accelerators.flat):
+        hash_obj.update(backend.machine().encode())
+    else:
+        _hash_topology(hash_obj, accelerators)

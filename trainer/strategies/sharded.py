@@ -27,7 +27,7 @@ from trainer.config import Config
 from trainer.errors import UserError
 from trainer.layouts import Layout
 from trainer.strategies.base import Block
-from trainer.strategies.data_parallel import placed, shares_threads
+from trainer.strategies.data_parallel import OneProgram, placed, shares_threads
 from trainer.strategies.host_values import from_host
 from trainer.strategies.jax_step import Forward, Leaf, Tally, Update
 from trainer.sums import Sums, Totals, Values
@@ -179,7 +179,7 @@ def _gathered(value: Any, sharding: NamedSharding) -> Any:
     return checkpoint_name(gather(value), "gathered")
 
 
-class ShardedLoop:
+class ShardedLoop(OneProgram):
     """A compiled step, called once per step; variables stay where the layout puts them.
 
     Args:
@@ -206,14 +206,14 @@ class ShardedLoop:
         self._slots = slots if update else []
         self._shares = mesh.shape[_DATA]
         self.turns = replicas // self._shares
-        self._whole, self._shares_threads = NamedSharding(mesh, PartitionSpec()), shares_threads(mesh)
-        results = (shardings if update else None, self._whole)
+        self.whole, self._shares_threads = NamedSharding(mesh, PartitionSpec()), shares_threads(mesh)
+        results = (shardings if update else None, self.whole)
         self.program = jax.jit(self._step, out_shardings=results, donate_argnums=(0,) if update else ())
 
     def __call__(
         self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
     ) -> tuple[Values | None, Totals]:
-        totals = placed(totals, self._whole)
+        totals = placed(totals, self.whole)
         for i in range(count):
             new_values, totals = self.program(values, totals, block, np.array([first + i, 1, step + i], np.int32))
             values = new_values or values
