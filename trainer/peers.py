@@ -135,6 +135,7 @@ class Peers:
         def wait_for_turn() -> None:
             if finds:
                 self.gather(0)
+                self.doing("compile")  # from here on it is this one's time that --hang_after counts
 
         self.doing("compile")
         yield wait_for_turn
