@@ -67,7 +67,9 @@ class ExactLoop:
         self._finish = jax.jit(self._finish_step, donate_argnums=(0,) if update else ())
 
     def lower(self, values: Values, block: Block, totals: Totals) -> list[list[jax.stages.Lowered]]:
-        """What each device calls at each step."""
+        """What each device calls at each step; the length of a block changes nothing of it."""
+        if self._sums is not None:
+            return []
         whole = NamedSharding(self._mesh, REPLICATED)
         parts = per_device(values), per_device(placed(totals, whole)), per_device(block)
         return [self._lower(mine, sums, self._unstack(part, 0)[0][0]) for mine, sums, part in zip(*parts, strict=True)]
