@@ -198,6 +198,7 @@ def test_data_that_stall_in_one_process(backend, tmp_path):
     """All obey a signal to any; the start that was given none ends by --hang_after, and the culprit is named."""
     flags = (f"--strategy={STRATEGY[backend]}", "--dataset=tests.faulty:stalling_data", *FLAGS, "--save_every=never")
     flags += ("--log_every=100",)  # few lines: nobody reads them before the end, and a pipe holds 64 kB
+    flags += ("--global_batch=1280",)  # a block is of 100 steps, not of 800: those that were read before are done soon
     run, whole, stalls = tmp_path / "run", tmp_path / "whole", tmp_path / "stalls"
 
     def stalled(*more):
