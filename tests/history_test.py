@@ -72,7 +72,8 @@ def test_whose_data_are_slow_is_named_though_all_wait(backend, tmp_path):
     named = "input: devices wait for data of process 1, "
     assert outs[0][0].count(f"so far, time is lost by {named}") == 1 and f"lost by  {named}" in outs[0][0]
     seconds = spent(tmp_path)
-    assert seconds["others' data"] > 0.6 * sum(seconds.values()) and seconds["data"] < 0.1 * sum(seconds.values())
+    trained = sum(seconds[name] for name in ("data", "others' data", "step"))  # a start may take as long
+    assert seconds["others' data"] > 0.6 * trained and seconds["data"] < 0.1 * trained, seconds
     assert max(line["data_wait"] for line in lines(tmp_path)) > 0.9  # of those that waited for a block
 
 
