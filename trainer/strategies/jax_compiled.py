@@ -58,6 +58,7 @@ def _hash_for_any_device(hashed: Any, options: Any, strip_device_assignment: boo
 def _hash_for_any_process(hash_obj: Any, accelerators: Any) -> None:
     """As JAX's, which names the devices that a process has, but of CPUs what a program depends on."""
     if all(device.platform == "cpu" for device in accelerators.flat):
-        hash_obj.update(backend.machine().encode())
+        # XLA's pool has a thread for each device, if they are more than the cores, and splits work by their number.
+        hash_obj.update(f"{backend.machine()} {accelerators.flat[0].client.local_device_count()}".encode())
     else:
         _hash_topology(hash_obj, accelerators)
