@@ -89,7 +89,8 @@ class _Model(NamedTuple):
         for knee in sizes[1:-1]:
             parts = np.stack([np.ones(len(sizes)), 4 * np.minimum(sizes, knee), 4 * np.maximum(0, sizes - knee)], 1)
             numbers, *_ = np.linalg.lstsq(2 * (devices - 1) * parts / times[:, None], np.ones(len(sizes)), rcond=None)
-            model = cls(devices, *map(float, numbers), int(knee))
+            latency, cached, beyond = map(float, numbers)
+            model = cls(devices, latency, cached, beyond, int(knee))
             found.append((sum((model.seconds(size) / measured[size] - 1) ** 2 for size in measured), model))
         return min(found)[1]
 
@@ -142,7 +143,7 @@ def _as_process(address: str, process: int) -> None:
             lambda a: jax.lax.psum(a, "data")[0], mesh=mesh, in_specs=cut, out_specs=PartitionSpec(), check_vma=False
         )
     )
-    cases = {}
+    cases: dict[tuple[int, str], Callable[[], Any]] = {}
     for size in _SIZES:
         mine = jax.device_put(np.full(size, process + 1, np.float32), jax.local_devices()[0])
         row = jax.make_array_from_process_local_data(NamedSharding(mesh, cut), np.asarray(mine)[None], (2, size))

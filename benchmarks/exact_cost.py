@@ -76,6 +76,6 @@ def measure(name: str, model: str, devices: int, rounds: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["measure"]:
-        measure(*sys.argv[2:4], *map(int, sys.argv[4:]))
+        measure(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
     else:
         main(*sys.argv[1:])

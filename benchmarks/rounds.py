@@ -80,6 +80,7 @@ def run(config: Config, steps: int) -> "Iterator[tuple[Assembly, Callable[[], fl
                 for end in training.clock.chunks(first, first + length):
                     training.advance(block, training.step - first, end)
                     training.do_what_is_due()
+            assert training.in_flight
             training.in_flight.wait()  # what is in flight is this side's, too
             return float(training.step)
 

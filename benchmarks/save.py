@@ -30,7 +30,7 @@ def main(millions: float) -> None:
     """Saves and restores the same variables, in turn with each rival."""
     backend.prepare("jax")
     with backend.quiet():
-        from trainer import assembly, checkpoint
+        from trainer import assembly, checkpoint, saving
     from trainer.peers import Peers
 
     config = Config(backend="jax", model=f"benchmarks.save_stall:build(millions={millions})")
@@ -52,10 +52,10 @@ def main(millions: float) -> None:
 
         def read() -> None:
             path = own / f"{checkpoint.steps(own)[-1]:08d}"
-            checkpoint.read(path, program, checkpoint.verify(path, arrays=False))  # as a start does
+            saving.read(path, program, checkpoint.verify(path, arrays=False))  # as a start does
 
         def write() -> None:
-            checkpoint.write(own, program, values, {"step": next(steps)})
+            saving.write(own, program, values, {"step": next(steps)})
             for step in checkpoint.steps(own)[:-1]:  # as the rivals' files, which are written over
                 shutil.rmtree(own / f"{step:08d}")
 

@@ -49,7 +49,7 @@ def main(backend: str, millions: float, interval: float) -> int:
         ]
         with open(pathlib.Path(scratch, "log"), "w") as log:
             process = subprocess.Popen([sys.executable, "-m", "trainer", *flags], stdout=log, stderr=log)
-            stalls, copies = [], []
+            stalls, copies = list[float](), list[float]()
             while len(stalls) < _SAVES and process.poll() is None:
                 time.sleep(1)
                 found = seen(pathlib.Path(scratch, "run"))

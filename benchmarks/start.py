@@ -56,7 +56,8 @@ def main() -> None:
 
 
 def _starts(backend: str, model: str, module: str, arguments: str, rounds: int, over: float | None) -> list[page.Row]:
-    first, second, script, imports = [], [], [], []
+    first, second = list[dict[str, float]](), list[dict[str, float]]()
+    script, imports = list[float](), list[float]()
     script_text = _SCRIPT.format(backend=backend, module=module, arguments=arguments)
     alone = f"import os; os.environ['KERAS_BACKEND'] = '{backend}'; import keras"
     with tempfile.TemporaryDirectory() as scratch:

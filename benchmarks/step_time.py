@@ -61,9 +61,8 @@ def main(name: str = "jax") -> None:
         unit, per = ("µs", steps * 1e-6) if batch == 8 else ("ms", steps * 1e-3)
         ours, single = measured.pop("ours"), measured.pop("ours, a step a call")
         by_hand = measured["loop by hand"]
-        found, target = ratio(single, by_hand), 1.3
-        single_case = f"{case}, a step a call"
-        rows.append(page.compared(single_case, "loop by hand", single, by_hand, found, per, f"{unit} a step", target))
+        found, single_case = ratio(single, by_hand), f"{case}, a step a call"
+        rows.append(page.compared(single_case, "loop by hand", single, by_hand, found, per, f"{unit} a step", 1.3))
         for rival, theirs in measured.items():
             target = targets[0] if rival == "loop by hand" else targets[1] if rival == "fit, tf.data" else None
             found = ratio(ours, theirs)
