@@ -261,7 +261,7 @@ def test_the_place_where_a_source_stands_is_shown(pace, monkeypatch):
     read = reader.Reader(Slow(), (Spec((1,), np.dtype(float)), Spec((), np.dtype(float))), None, pace)
     thread = threading.Thread(target=read, args=(np.arange(8),))
     thread.start()
-    stands.wait()
+    assert stands.wait(60)
     shown = "".join(peers._stacks())
     goes_on.set()
     thread.join()

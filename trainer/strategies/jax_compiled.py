@@ -1,4 +1,4 @@
-"""The programs that JAX keeps from start to start, and finds again: cut by a kill, or compiled for another device."""
+"""The programs that JAX keeps from start to start, and finds again: cut by a kill, or another device's or process's."""
 
 import contextlib
 import pathlib
