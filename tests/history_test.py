@@ -62,8 +62,8 @@ def test_whose_data_are_slow_is_named_though_all_wait(backend, tmp_path):
     """While it trains, and in the end."""
     strategy = "device_mesh" if backend == "jax" else "multi_worker_mirrored"
     flags = (f"--strategy={strategy}", "--replicas=2", *FLAGS, f"--run_dir={tmp_path}")
-    # So many steps that a start, which takes as long as 800 of them on a busy machine, is little beside them.
-    flags += ("--dataset=tests.faulty:slow_data(seconds=0.004)", "--steps=1600")
+    # So slow that neither a start nor the steps, on a busy machine, are more than little beside them.
+    flags += ("--dataset=tests.faulty:slow_data(seconds=0.008)", "--steps=800")
     addresses = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
     processes = [
         start(*flags, f"--cluster={index}@{addresses}", **env) for index, env in enumerate(({"FAST": "1"}, {}))
