@@ -24,7 +24,9 @@ def adapted(given: Any) -> Any:
         return Arrays(map_structure(as_array, given))
     if isinstance(given, tuple) and len(given) > 3 and all(map(_is_array, given)):
         raise DataError(f"it is {len(given)} arrays: give (x, y) or (x, y, weight)")
-    if isinstance(given, tuple | list) and len(given) in (2, 3):
+    if isinstance(given, list) and len(given) == 1 and _is_array(given[0]):
+        raise DataError("it is a list of one array: give the array itself, whose first dim is that of the examples")
+    if isinstance(given, tuple | list) and len(given) in (1, 2, 3):
         if isinstance(given, tuple):
             given = _without_lists(given)
         # A list's parts may be examples, too.

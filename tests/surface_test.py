@@ -192,7 +192,7 @@ def test_what_is_compiled_is_kept(model, tmp_path, monkeypatch):
         monkeypatch.delenv(name)  # as a user has it
     run, moved = tmp_path / "run", tmp_path / "moved"
     flags = ("--backend=jax", f"--model={model}", "--evaluate_every=never")
-    steps = {"mlp": ("jit__steps-",), "convnet": ("jit__unstack-", "jit__lambda-", "jit__finish_step-")}[model]
+    steps = {"mlp": ("jit__steps-",), "convnet": ("jit__unstack-", "jit__packed_leaf-", "jit__finish_step-")}[model]
 
     def kept(*prefixes: str) -> list[str]:
         return sorted(p.name for p in tmp_path.glob("*/compiled/*/*-cache") if p.name.startswith(prefixes or ""))

@@ -59,7 +59,7 @@ class ExactLoop:
         self._node_size = Tree.node_size(local)  # leaves of each node of a device's
         self._local_nodes = local // self._node_size
         self._sums: Any = None  # the structure of Sums
-        self._one_leaf = jax.jit(lambda values, batch: packed(self._leaf(values, batch)))
+        self._one_leaf = jax.jit(self._packed_leaf)
         self._unstack = jax.jit(_unstack)
         self._block: Any = None  # the last one, its parts on the devices, and batches of some of its steps
         self._parts: list[Block] = []
@@ -177,6 +177,9 @@ class ExactLoop:
             sum_over_devices, mesh=self._mesh, in_specs=_BY_DEVICE, out_specs=REPLICATED, check_vma=False
         )
         return jax.jit(mapped)
+
+    def _packed_leaf(self, values: Values, batch: Batch) -> Node:
+        return packed(self._leaf(values, batch))
 
     def _finish_step(self, values: Values, totals: Totals, node: Node, step: Any) -> tuple[Values, Totals]:
         sums = unpacked(node, self._sums)
