@@ -141,7 +141,7 @@ def _classes(labels: list[Any]) -> int | None:
 
 def _named(loaded: Any) -> Any:
     """What was loaded, as an object with `train`."""
-    if isinstance(loaded, tuple) and len(loaded) in _PARTS and all(map(is_whole, loaded)):
+    if isinstance(loaded, tuple) and len(loaded) in _PARTS and all(part is None or is_whole(part) for part in loaded):
         loaded = dict(zip(_PARTS[len(loaded)], loaded, strict=True))
     elif not (isinstance(loaded, dict) or hasattr(loaded, "train")) and isinstance(source := adapted(loaded), Source):
         loaded = {"train": source}

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from input_pipeline.source import Arrays, DataError, Example, Source, as_array, flatten, items, map_structure, merged
+from input_pipeline.merging import items, merged
+from input_pipeline.source import Arrays, DataError, Example, Source, as_array, flatten, map_structure, without_nones
 
 _KEPT = 8  # batches
 
@@ -20,6 +21,7 @@ def adapted(given: Any) -> Any:
         from input_pipeline.stream import Stream
 
         return Stream(given)  # a tf.data.Dataset
+    given = without_nones(given) if isinstance(given, tuple) else given
     if _is_array(given) or (isinstance(given, dict) and given and _is_arrays(given)):
         return Arrays(map_structure(as_array, given))
     if isinstance(given, tuple) and len(given) > 3 and all(map(_is_array, given)):
@@ -34,7 +36,7 @@ def adapted(given: Any) -> Any:
             return Arrays(*map_structure(as_array, given))
     if hasattr(given, "num_batches"):
         return Batches(given)  # a keras.utils.PyDataset
-    has_items = all(hasattr(given, name) for name in ("__len__", "__getitem__"))
+    has_items = all(hasattr(given, name) for name in ("__len__", "__getitem__")) and not isinstance(given, str | bytes)
     return Items(given) if has_items and not isinstance(given, Source) else given
 
 
@@ -135,7 +137,7 @@ class Batches:
 
     def _make(self, number: int) -> Example:
         with self._turn:  # copied, for it may fill the same arrays anew
-            batch = map_structure(lambda array: np.array(as_array(array)), self._given[number])
+            batch = map_structure(lambda array: np.array(as_array(array)), without_nones(self._given[number]))
         length, *others = sorted({len(array) for array in flatten(batch)})
         if others:
             raise DataError(f"batch {number} of {self._name} has arrays of {length} and of {others[0]} examples")

@@ -82,20 +82,6 @@ class Subset:
         return self.source.read(self.ids[ids])
 
 
-def merged(parts: Sequence[Any], merge: Callable[[list[Any]], Any] = np.stack) -> Any:
-    """Nested structures as one: single examples stacked to a batch, or batches laid end to end by np.concatenate."""
-    first = parts[0]
-    if isinstance(first, dict):
-        return {name: merged([part[name] for part in parts], merge) for name in first}
-    if isinstance(first, tuple | list):
-        return tuple(merged([part[i] for part in parts], merge) for i in range(len(first)))
-    arrays = [as_array(part) for part in parts]
-    if len({array.shape[merge is np.concatenate :] for array in arrays}) > 1:
-        shapes = ", ".join(sorted({str(array.shape) for array in arrays}))
-        raise DataError(f"examples are of several shapes, such as {shapes}: pad them to one")
-    return merge(arrays)
-
-
 def as_array(given: Any) -> npt.NDArray[Any]:
     """np.asarray, in this machine's order of bytes.
 
@@ -114,21 +100,6 @@ def as_array(given: Any) -> npt.NDArray[Any]:
     if array.dtype.kind in "mM" or array.dtype.names:
         raise DataError(f"an array has dtype {array.dtype}: make numbers of it, by .astype or one field at a time")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
-def items(source: Any, ids: npt.NDArray[np.int64]) -> list[Any]:
-    """source[id] for each id; by one call, where there is one: tfds', ArrayRecord's and Hugging Face's sources have it.
-
-    Raises:
-      DataError: the call returned something else.
-    """
-    wanted = [int(i) for i in ids]
-    if not hasattr(source, "__getitems__"):
-        return [source[i] for i in wanted]
-    found = source.__getitems__(wanted)
-    if not isinstance(found, list | tuple) or len(found) != len(wanted):
-        raise DataError(f"__getitems__ of {len(wanted)} ids returned {type(found).__name__}, not a list of as many")
-    return list(found)
 
 
 class Spec(NamedTuple):
@@ -158,12 +129,23 @@ def _checked(example: Any, ids: npt.NDArray[np.int64], by: str) -> Example:
         example = (example,)
     if not isinstance(example, tuple) or len(example) not in (1, 2, 3):
         raise DataError(f"{by} returned {type(example).__name__}, not a tuple (x, y) or (x, y, weight), or x alone")
-    x, y, *weight = (*example, ()) if len(example) == 1 else example
-    example = map_structure(as_array, (x, () if y is None else y, *weight))
+    x, *others = without_nones(example)
+    y, *weight = others or ((),)
+    example = map_structure(as_array, (x, y, *weight))
     for array in flatten(example):
         if array.shape[:1] != ids.shape:
             raise DataError(f"{by} of {len(ids)} ids returned an array of shape {array.shape}")
     return example
+
+
+def without_nones(example: Any) -> Any:
+    """(x, y, weight) of which None may stand for no labels, which are (), or no weights."""
+    if not isinstance(example, tuple | list) or len(example) == 1:
+        return example
+    x, *others = example
+    while others and others[-1] is None:
+        others.pop()
+    return (x, *(() if part is None else part for part in others))
 
 
 def is_streamed(source: Source) -> bool:

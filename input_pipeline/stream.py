@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from input_pipeline.source import DataError, Example, flatten, map_structure, merged
+from input_pipeline.merging import merged
+from input_pipeline.source import DataError, Example, flatten, map_structure
 
 _CHUNK = 128  # examples that are read at once
 _CURSORS = 2

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from input_pipeline.dataset import Dataset
-from input_pipeline.source import DataError, Example, items, merged
+from input_pipeline.merging import items, merged
+from input_pipeline.source import DataError, Example
 
 
 class Columns:

@@ -438,11 +438,14 @@ def test_what_load_may_return():
         given = read(found.train, [4, 0])
         assert np.array_equal(given[0], x[[4, 0]])
         assert given[1] == () if loaded is x else np.array_equal(given[1], y[[4, 0]])
-    for alone in ((x,), {"train": (x,)}, ((x,), (x[:2],))):
+    for alone in ((x,), {"train": (x,)}, ((x,), (x[:2],)), (x, None), [(row, None) for row in x], (x, None, y)):
         given = read(prepare(alone, 0.0).train, [4, 0])
         assert np.array_equal(given[0], x[[4, 0]]) and given[1] == ()
-    with pytest.raises(DataError, match="a list of one array"):
-        prepare([x], 0.0)
+    for labelled in ((x, y, None), ((x, y), None), ((x, y), None, (x, y))):
+        assert prepare(labelled, 0.0).classes == 3
+    for wrong, said in (([x], "a list of one array"), ("digits", "it is a str, which has no `train`")):
+        with pytest.raises(DataError, match=said):
+            prepare(wrong, 0.0)
     several = read(prepare(({"a": x, "b": (y, x)}, {"c": y}), 0.0).train, [4, 0])  # several inputs, labels by name
     assert np.array_equal(several[0]["b"][1], x[[4, 0]]) and np.array_equal(several[1]["c"], y[[4, 0]])
     unlabelled = read(prepare({"train": {"a": x, "b": y}}, 0.0).train, [4, 0])
