@@ -101,7 +101,7 @@ def test_some_checkpoints_are_kept_for_ever(tmp_path):
 @pytest.mark.parametrize("when", ["", "later", *(pytest.param(w, marks=LATER) for w in ("now", "2026-01-01T00:00"))])
 def test_a_deadline_stops_a_run_as_a_signal_does(when, tmp_path):
     text = {"now": str(time.time()), "later": f"{time.time() + 8:.3f}"}.get(when, when)
-    process = start(*FLAGS[:3], "--evaluate_every=never", "--steps=10000000", f"--run_dir={tmp_path}")
+    process = start("--backend=jax", *FLAGS[:4], "--steps=10000000", f"--run_dir={tmp_path}")
     while not (tmp_path / "checkpoints").exists():
         time.sleep(0.05)
     (tmp_path / "deadline").write_text(text)

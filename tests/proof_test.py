@@ -24,7 +24,7 @@ def run(tmp_path_factory):
         ("13", "--strategy=mirrored", "--devices=2"),
         ("22", "--backend=jax"),
         ("31", "--strategy=device_mesh", "--devices=2"),
-        ("40",),
+        ("40", "--backend=jax"),
     )
     for steps, *where in legs:
         trainer(*where, *FLAGS, f"--steps={steps}", f"--run_dir={directory}")
@@ -77,10 +77,10 @@ def test_files_that_a_disk_has_spoilt(run, tmp_path):
     assert "steps 1 to 40, " in trainer("audit", f"--run_dir={copy}").stdout
     assert "one run" in trainer("diff", str(run), str(copy)).stdout
     trainer("report", f"--run_dir={copy}")
-    trainer(*FLAGS, "--steps=45", f"--run_dir={copy}")
+    trainer("--backend=jax", *FLAGS, "--steps=45", f"--run_dir={copy}")
     assert "steps 1 to 45, " in trainer("audit", f"--run_dir={copy}").stdout
     (copy / "definition.json").write_text("")
-    told = trainer(*FLAGS, "--steps=50", f"--run_dir={copy}", code=2).stderr
+    told = trainer("--backend=jax", *FLAGS, "--steps=50", f"--run_dir={copy}", code=2).stderr
     assert "its definition.json is damaged" in told and "Traceback" not in told
     (copy / "run.flags").write_bytes(b"--model=dense\n\xff")
     told = trainer("audit", f"--run_dir={copy}", code=2).stderr

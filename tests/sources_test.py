@@ -27,7 +27,7 @@ from tests.running import summary, trainer
 DATA = digits.load()
 X, Y = DATA.train.arrays
 FEATURES = {"image": ("uint8", (8, 8, 1)), "label": ("int32", ())}
-FLAGS = ("--backend=jax", "--model=convnet", "--steps=40", "--evaluate_every=never")
+FLAGS = ("--backend=jax", "--steps=40", "--evaluate_every=never")
 
 
 def test_arrays_in_files(tmp_path):
@@ -232,7 +232,7 @@ def test_damaged_images_are_told_or_skipped(damage, folders, tmp_path):
     assert time.monotonic() - begin < 10
     x, _, weights = images.load(str(folders), size=8, skip_bad=1).train.read(np.arange(270))
     assert weights.sum() == 269 and not x[weights == 0].any()
-    flags = ("--backend=jax", f"--data_dir={folders}", "--model=convnet", "--epochs=1")
+    flags = ("--backend=jax", f"--data_dir={folders}", "--epochs=1")
     if damage == "cut":
         assert "007.png" in trainer("--dataset=images(size=8)", *flags, f"--run_dir={tmp_path / 'a'}", code=2).stderr
         out = trainer("--dataset=images(size=8,skip_bad=1)", *flags, f"--run_dir={tmp_path / 'b'}").stdout

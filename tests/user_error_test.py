@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 
+from tests.forks import Forks
 from tests.running import trainer
 from trainer import backend
 from trainer.errors import UserError
@@ -332,6 +333,12 @@ def project(tmp_path):
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def forks():
+    with Forks() as ready:
+        yield ready
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -439,12 +446,13 @@ def project(tmp_path):
     ],
     ids=lambda v: v[0] if isinstance(v[0], str) and v[0].startswith("--") else None,
 )
-def test_mistake(flags, said, project):
+def test_mistake(flags, said, project, forks):
     given = flags if any("run_dir" in f for f in flags) else [*flags, "--run_dir=run"]
     of_tensorflow = (":not_for_xla", ":synchronized")
-    if not flags[0].endswith(of_tensorflow) and not any(f.startswith(("--strategy", "--backend")) for f in flags):
-        given = [*given, "--backend=jax"]  # starts sooner
-    err = trainer(*given, code=2, cwd=project).stderr
+    if flags[0].endswith(of_tensorflow) or any(f.startswith(("--strategy", "--backend")) for f in flags):
+        err = trainer(*given, code=2, cwd=project).stderr
+    else:
+        err = forks.trainer(*given, "--backend=jax", code=2, cwd=project).stderr
     assert err.count("onecurve: ") == 1 and "Fix: " in err and "Traceback" not in err
     for words in said:
         assert words in err
