@@ -86,7 +86,8 @@ def test_sigterm_saves_and_the_same_command_continues(tmp_path):
 def test_a_signal_is_obeyed_while_the_data_stall(backend, tmp_path):
     whole, stopped, stalls = tmp_path / "whole", tmp_path / "stopped", tmp_path / "stalls"
     flags = (f"--backend={backend}", "--dataset=tests.faulty:stalling_data", "--log_every=500", "--save_every=never")
-    flags += ("--evaluate_every=never", "--model=mlp(units=32)", "--global_batch=512")  # of smaller ones, thousands of steps are read ahead
+    # Of smaller batches, thousands of steps are read ahead.
+    flags += ("--evaluate_every=never", "--model=mlp(units=32)", "--global_batch=512")
     process = start(*flags, "--steps=1000000", f"--run_dir={stopped}", STALLS=str(stalls))
     stall(process, stopped, stalls)
     process.send_signal(signal.SIGTERM)

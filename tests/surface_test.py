@@ -228,8 +228,8 @@ def test_the_last_evaluation_shows_what_the_model_makes_of_the_data(backend, tmp
     newest, manifest = next(checkpoint.newest(tmp_path / "digits/checkpoints"))
     saved = checkpoint.arrays(newest, manifest).values()
     assert min(abs(np.linalg.norm(value) - norm) for value in saved if value.shape == (256, 10)) < 1e-4
-    flags = ("--dataset=text(context=32)", "--model=transformer(width=32, depth=1)", "--steps=5", f"--run_dir={tmp_path / 't'}")
-    trainer(f"--backend={backend}", *flags)
+    flags = ("--dataset=text(context=32)", "--model=transformer(width=32, depth=1)", "--steps=5")
+    trainer(f"--backend={backend}", *flags, f"--run_dir={tmp_path / 't'}")
     board = EventAccumulator(str(tmp_path / "t/tensorboard"), {"tensors": 0}).Reload()
     assert len(board.Tensors("sample")[0].tensor_proto.string_val[0]) > 16
 
