@@ -7,18 +7,26 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 from keras.src.backend import compute_output_spec
 from keras.src.trainers.compile_utils import CompileMetrics, get_loss
 
 from input_pipeline.dataset import Dataset
 from input_pipeline.labels import Labels
-from input_pipeline.source import map_structure, read
+from input_pipeline.source import read
 from trainer.building import adds_losses
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.logits import gives_logits, takes_logits
-from trainer.metrics import EXAMPLES, TOLERANCE, build_metrics, drawn, in_floats, is_keras_own, of_probabilities
+from trainer.metrics import (
+    EXAMPLES,
+    TOLERANCE,
+    build_metrics,
+    drawn,
+    in_floats,
+    is_keras_own,
+    of_probabilities,
+    over_batches,
+)
 from trainer.weighing import Losses, labelled, shapes
 
 _MANY = 2**26  # numbers; with more outputs, a loss is not tried on any
@@ -136,16 +144,14 @@ def _try(losses: Losses, found: Sequence[Any], dataset: Dataset, y: Any, y_pred:
     own = [each for each in found if each is not None and not is_keras_own(each, getattr(each, "fn", each.call))]
     if not own or sum(math.prod(each.shape) for each in keras.tree.flatten(symbols[1])) > _MANY:
         return ""
-    labels, said = read(dataset.train, np.arange(EXAMPLES) % len(dataset.train))[1], drawn(y_pred)
+    given = read(dataset.train, np.arange(EXAMPLES) % len(dataset.train))[1], drawn(y_pred)
 
-    def of(first: int, end: int) -> Any:
-        some, outputs = (map_structure(lambda a: a[first:end], each) for each in (labels, said))
-        return ops.convert_to_numpy(
-            losses({"x": outputs, "y": map_structure(ops.convert_to_tensor, some)}, outputs, [])[0]
-        )
+    def objective(batch: Any) -> Any:
+        labels, outputs = batch
+        return losses({"x": outputs, "y": labels}, outputs, [])[0]
 
     try:
-        together, alone = of(0, EXAMPLES), sum(of(i, i + 1) for i in range(EXAMPLES))
+        together, alone = over_batches(objective, given, EXAMPLES), over_batches(objective, given, 1)
     except Exception:  # whatever a loss of the user's may raise of numbers that its model would not give
         return ""
     if np.isclose(together, alone, TOLERANCE, equal_nan=True):

@@ -1,5 +1,7 @@
 """A run's metrics: each weighs examples, and what it keeps is a sum over them, however they are shared out."""
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -151,13 +153,27 @@ def is_keras_own(thing: Any, function: Any) -> bool:
 
 
 def drawn(y_pred: Any) -> Any:
-    """What a model might say of EXAMPLES examples: between 0 and 1, always the same."""
+    """What a model might say of EXAMPLES examples, as numpy's arrays: between 0 and 1, always the same."""
     random = np.random.default_rng(0)
 
     def draw(output: Any) -> Any:
-        return ops.cast(ops.convert_to_tensor(random.random((EXAMPLES, *output.shape[1:]), np.float32)), output.dtype)
+        return ops.convert_to_numpy(ops.cast(random.random((EXAMPLES, *output.shape[1:]), np.float32), output.dtype))
 
     return keras.tree.map_structure(draw, y_pred)
+
+
+def over_batches(function: Callable[[Any], Any], examples: Any, batch: int) -> Any:
+    """The sum of what a function gives for each of several batches, as numpy's arrays.
+
+    By ops.map, for it is one program: else JAX would compile each operation, for seconds.
+
+    Args:
+      function: of a nested structure of tensors (batch, ...).
+      examples: numpy's arrays (examples, ...), as many as make whole batches.
+      batch: examples of one.
+    """
+    batches = map_structure(lambda array: array.reshape(-1, batch, *array.shape[1:]), examples)
+    return keras.tree.map_structure(lambda t: ops.convert_to_numpy(t).sum(0), ops.map(function, batches))
 
 
 def _tried(metrics: CompileMetrics, own: str, y: Any, y_pred: Any, weights: Any) -> str:
@@ -169,20 +185,22 @@ def _tried(metrics: CompileMetrics, own: str, y: Any, y_pred: Any, weights: Any)
       y: the labels of EXAMPLES examples; what the model would say of them is drawn.
       weights: ones, in the shape of the examples' weights.
     """
-    start = [ops.convert_to_tensor(v) for v in metrics.variables]
-    y, said = map_structure(ops.convert_to_tensor, y), drawn(y_pred)
+    start = [ops.convert_to_numpy(v) for v in metrics.variables]  # on no device, nor on all of them
+    given = y, drawn(y_pred), weights.astype(np.float32)
 
-    def added(first: int, end: int, weights: Any = weights) -> list[Any]:
-        batch = [map_structure(lambda a: a[first:end], structure) for structure in (y, said)]
-        weighed = None if weights is None else ops.convert_to_tensor(weights[first:end], "float32")
-        new = metrics.stateless_update_state(start, *batch, sample_weight=weighed)
-        return [ops.convert_to_numpy(n) - ops.convert_to_numpy(s) for n, s in zip(new, start, strict=True)]
+    def update(batch: Any) -> Any:
+        y, y_pred, *weight = batch
+        new = metrics.stateless_update_state(
+            [ops.convert_to_tensor(s) for s in start], y, y_pred, sample_weight=weight[0] if weight else None
+        )
+        return [n - s for n, s in zip(new, start, strict=True)]
 
     try:
-        whole = added(0, EXAMPLES)
-        single = [sum(arrays) for arrays in zip(*(added(i, i + 1) for i in range(EXAMPLES)), strict=True)]
-        padded, alone = added(0, 2, np.concatenate([weights[:1], 0 * weights[1:]])), added(0, 1)
-        unweighted = added(0, EXAMPLES, None)
+        whole, unweighted = (over_batches(update, each, EXAMPLES) for each in (given, given[:2]))
+        single = over_batches(update, given, 1)
+        one, two = (map_structure(operator.itemgetter(slice(few)), given) for few in (1, 2))
+        padding = np.stack([given[2][0], 0 * given[2][0]])
+        alone, padded = over_batches(update, one, 1), over_batches(update, (*two[:2], padding), 2)
     except Exception as error:  # whatever a metric of the user's may raise
         return f"{own} can't be computed with weights (batch,) of examples: {error}"
     for a, b, reason in (
