@@ -52,7 +52,7 @@ class Pipeline:
         the last batch padded with its own examples again, of weight 0.
       prefetch: blocks read ahead, and at least as many threads that read.
       augment: as in Dataset; while shuffled only.
-      most: steps of a pass, where not all will be asked for; 0: all.
+      most: steps that will be asked for, of a pass or, while shuffled, of the run; 0: all.
       example: structure of an example, where it is known; (): example 0 is read for it.
       pace: seconds that an example takes to be read; 0: not known.
     """
@@ -116,8 +116,9 @@ class Pipeline:
         return max(self.prefetch, min(busy, _AHEAD // max(1, size)))
 
     def blocks_from(self, first_block: int) -> int:
-        """How many there are from one on: training goes on for ever, a pass ends with the block of its last step."""
-        return (_ENDLESS if self.shuffled else -(-self.steps // self.block)) - first_block
+        """How many there are from one on: a run or a pass ends with the block of its last step."""
+        steps = self.most if self.shuffled else self.steps
+        return (-(-steps // self.block) or _ENDLESS) - first_block
 
     def indices(self, first_block: int) -> range:
         """Of the elements from a block on."""
@@ -166,12 +167,13 @@ class Pipeline:
         block, share = divmod(int(index), len(self.shares))
         per_replica = self.global_batch // self.replicas
         replica = np.asarray(self.shares[share])[:, None]
-        step = block * self.block + np.arange(self.block)[:, None, None]
+        steps = min(self.block, self.most - block * self.block) if self.shuffled and self.most else self.block
+        step = block * self.block + np.arange(steps)[:, None, None]
         position = step * self.global_batch + replica * per_replica + np.arange(per_replica)
         n = len(self.source)
         ids = self._ids(position)
         if self.shuffled:
-            checksums = order.checksums(ids.reshape(self.block, -1))
+            checksums = order.checksums(ids.reshape(steps, -1))
             with self._lock:  # the shares of a block may be read at once
                 self._fed[block] = checksums + self._fed.get(block, np.uint64(0))
         x, y, *weight = self._read(block, position, ids)
@@ -186,6 +188,8 @@ class Pipeline:
             if self._padded:
                 given[position >= n] = 0
             batch["weight"] = given
+        if rest := self.block - steps:  # not read, but there: a program takes arrays of one shape
+            batch = map_structure(lambda a: np.pad(a, [(0, rest), *[(0, 0)] * (a.ndim - 1)]), batch)
         return batch
 
     def _ids(self, position: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -200,7 +204,7 @@ class Pipeline:
             return self._read_once(position.ravel(), ids.ravel())
         first = block * self.block * self.global_batch
         if self._whole[0] != block:  # a stream is read once for all shares of a block, which comes one after another
-            everything = first + np.arange(self.block * self.global_batch)
+            everything = first + np.arange(len(position) * self.global_batch)
             self._whole = block, self._read_once(everything, self._ids(everything))
         return map_structure(lambda a: a[(position - first).ravel()], self._whole[1])
 

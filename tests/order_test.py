@@ -1,5 +1,6 @@
 """Data order is a function: permutations, in range, independent of how it is asked; and the clock's arithmetic."""
 
+import dataclasses
 import itertools
 import threading
 import time
@@ -68,6 +69,26 @@ def test_shares_and_blocks_don_t_show():
     by_device = examples(pipeline(4, [range(0, 2), range(2, 4)], 4), 4)
     assert np.array_equal(whole, by_device)
     assert np.array_equal(whole.reshape(16, -1), examples(pipeline(1, [range(1)], 2), 8).reshape(16, -1))
+
+
+@pytest.mark.parametrize("shares", [[range(4)], [range(0, 2), range(2, 4)]])
+def test_no_more_is_read_than_a_run_needs(shares):
+    """Ten steps in blocks of four: the rest of the last block is there, for a program takes arrays of one shape."""
+    read = []
+
+    class Noting(Arrays):
+        def read(self, ids):
+            read.extend(ids)
+            return super().read(ids)
+
+    p = pipeline(4, shares, 4)
+    run = dataclasses.replace(p, source=Noting(*p.source.arrays), most=10)
+    read.clear()  # what told it the examples' shapes
+    blocks = list(run.blocks())
+    assert len(blocks) == 3 * len(shares) and {len(block["x"]) for block in blocks} == {4}
+    assert len(read) == 10 * 24 and run.fed(0, 10) == int(order.checksums([read])[0])
+    assert np.array_equal(examples(run, 3)[:10], examples(p, 3)[:10])
+    assert not list(run.blocks(3))
 
 
 def test_evaluation_counts_each_example_once():

@@ -1,6 +1,7 @@
 """One start of a run: its state between steps, and all that happens there."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -47,7 +48,7 @@ class Training:
         self.step, progress = restored.step, restored.progress
         self.stopped = progress.stopped
         self._guard = Guard(config, parts.dataset.train, progress.guard)
-        self.pipeline = parts.pipeline(parts.dataset.train, shuffled=True)
+        self.pipeline = dataclasses.replace(parts.pipeline(parts.dataset.train, shuffled=True), most=parts.steps)
         patient = not (config.callbacks or self._guard.steers or parts.program.scales_loss)
         self._log = Log(parts, self.pipeline, ledger, progress.totals, progress.ids, patient)
         self.in_flight: Totals | None = None  # of the last chunk
