@@ -111,9 +111,13 @@ class Pipeline:
         if is_streamed(self.source):
             return 1
         examples = self.block * len(self.shares[0]) * (self.global_batch // self.replicas)
-        size = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in flatten(self._example)) * examples
         busy = -(-ahead.cores() // self._reader.threads(examples))
-        return max(self.prefetch, min(busy, _AHEAD // max(1, size)))
+        return max(self.prefetch, min(busy, _AHEAD // self.size))
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in flatten(self.spec))
 
     def blocks_from(self, first_block: int) -> int:
         """How many there are from one on: a run or a pass ends with the block of its last step."""

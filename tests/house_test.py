@@ -64,6 +64,7 @@ FLOORS = {
     "trainer.append": 0,
     "trainer.board": 2,
     "trainer.reporting": 2,
+    "trainer.loading": 1,
     "trainer.strategies": 3,
     "trainer.assembly": 3,
     "trainer.philox": 3,

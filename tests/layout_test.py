@@ -160,9 +160,9 @@ config.define_flags()
 flags.FLAGS(sys.argv)
 config = backend.without_accelerators(config.from_flags())
 backend.prepare("jax")
-from trainer import assembly, explain, program
+from trainer import explain, loading, program
 from trainer.strategies import device_mesh
-data, strategy = assembly.load_dataset(config), device_mesh.create(config, abstract=True)
+data, strategy = loading.load_dataset(config), device_mesh.create(config, abstract=True)
 strategy.compile(program.Program(config, data, 1, 8, strategy.scope()))
 compiled = strategy.lower(explain._block(config, data, 8)).compile()
 print(explain._step(strategy, compiled, 0.0, None))

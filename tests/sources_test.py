@@ -22,7 +22,7 @@ from input_pipeline import arrays, digits, images, mixture, records, table, text
 from input_pipeline.cache import cached
 from input_pipeline.dataset import prepare
 from input_pipeline.source import Arrays, DataError, Subset, example_spec, read
-from tests.running import summary, trainer
+from tests.running import lines, summary, trainer
 
 DATA = digits.load()
 X, Y = DATA.train.arrays
@@ -873,3 +873,32 @@ def test_a_stream_that_is_shuffled_once():
     stream = tf.data.Dataset.range(100).shuffle(100, seed=3, reshuffle_each_iteration=False)
     read_once, again = (prepare(stream, 0).train.read(np.arange(100)) for _ in range(2))
     assert np.array_equal(read_once, again) and not np.array_equal(again, np.arange(100))
+
+
+COUNTED = """
+import numpy as np
+from input_pipeline import digits
+from input_pipeline.source import Subset
+
+
+class Counted(Subset):
+    def read(self, ids):
+        with open("reads", "a") as file:
+            file.write(f"{len(ids)} ")
+        return super().read(ids)
+
+
+def load():
+    data = digits.load()
+    held = Counted(data.evaluation, np.arange(len(data.evaluation)))
+    return {"train": data.train, "evaluation": held, "classes": 10}
+"""
+
+
+def test_a_small_evaluation_is_read_once(tmp_path):
+    """Its only block stays on the devices."""
+    (tmp_path / "counted.py").write_text(COUNTED)
+    trainer("--backend=jax", "--dataset=counted:load", "--epochs=3", f"--run_dir={tmp_path / 'run'}", cwd=tmp_path)
+    told = [line["val_loss"] for line in lines(tmp_path / "run") if "val_loss" in line]
+    read = (tmp_path / "reads").read_text().split()
+    assert len(set(told)) == len(told) == 3 and read.count("360") == 1

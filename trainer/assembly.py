@@ -10,23 +10,25 @@ from collections.abc import Callable, Iterator
 import keras
 import numpy as np
 
-from input_pipeline import cache, dataset, lengthy, remote
+from input_pipeline import lengthy
 from input_pipeline.blocks import block_steps
 from input_pipeline.dataset import Dataset
 from input_pipeline.labels import Labels
 from input_pipeline.pipeline import Pipeline
 from input_pipeline.source import Arrays, DataError, Source, example_spec, flatten
-from trainer import backend, philox, plugins, policy, strategies
+from trainer import backend, philox, policy, strategies
 from trainer.clock import Interval
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.ledger import Ledger
+from trainer.loading import data_error, load_dataset
 from trainer.peers import Peers
 from trainer.program import Program
 from trainer.strategies import Strategy
 from trainer.strategies.base import Block
 
 _SAY_EVERY = 10.0  # seconds
+_KEPT = 2**25  # bytes of examples to be evaluated again and again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Assembly:
                         if known:
                             known.check(labels, f"{name!r}", np.arange(len(source)))
                     except DataError as error:
-                        raise _data_error(self.config, error) from error
+                        raise data_error(self.config, error) from error
 
     def check_evaluations(self) -> None:
         """Raises UserError where what is evaluated is of other shapes than training, which the model does not take."""
@@ -132,10 +134,25 @@ class Assembly:
             yield from self.strategy.feed(pipeline, first_block)
         except Exception:
             if isinstance(pipeline.error, DataError):
-                raise _data_error(self.config, pipeline.error) from pipeline.error
+                raise data_error(self.config, pipeline.error) from pipeline.error
             if pipeline.error is not None:
                 raise pipeline.error from None
             raise
+
+    def evaluated(self, source: Source) -> Iterator[Block]:
+        """The blocks of a pass over a source, once each example; a small one's only block stays on the devices."""
+        pipeline = self.pipeline(source, shuffled=False)
+        small = pipeline.blocks_from(0) == 1 and pipeline.size * len(pipeline.shares) <= _KEPT
+        if not small:
+            yield from self.blocks(pipeline)
+            return
+        if id(source) not in self._kept:
+            self._kept[id(source)] = list(self.blocks(pipeline))
+        yield from self._kept[id(source)]
+
+    @functools.cached_property
+    def _kept(self) -> dict[int, list[Block]]:
+        return {}
 
     def probe(self, ledger: Ledger | None = None) -> float:
         """Mean loss of the first batch to be evaluated on, or of the first in the training data.
@@ -182,7 +199,7 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     try:
         facts, pace = data.facts(), data.pace()
     except DataError as error:
-        raise _data_error(config, error) from error
+        raise data_error(config, error) from error
     peers.agree({f"the data, {name}": fact for name, fact in facts.items()})
     replicas = config.replicas or strategy.devices
     if not training and replicas % strategy.devices:
@@ -226,22 +243,3 @@ def _set_defaults() -> None:
     keras.config.set_floatx("float32")
     keras.config.set_epsilon(1e-7)
     keras.config.set_image_data_format("channels_last")
-
-
-def load_dataset(config: Config) -> Dataset:
-    """The dataset that the flags name, checked, split and cached."""
-    load, arguments = plugins.resolve(config.dataset, "dataset", "input_pipeline", "load")
-    try:
-        if callable(load):
-            offered = {"data_dir": remote.local(config.data_dir)} if config.data_dir else {}
-            if isinstance(arguments.get("data_dir"), str):
-                arguments = {**arguments, "data_dir": remote.local(arguments["data_dir"])}
-            load = plugins.call(load, arguments, offered, flag="dataset", spec=config.dataset)
-        prepared = dataset.prepare(load, config.validation_fraction)
-        return dataclasses.replace(prepared, train=cache.cached(prepared.train, config.cache))
-    except DataError as error:
-        raise _data_error(config, error) from error
-
-
-def _data_error(config: Config, error: DataError) -> UserError:
-    return UserError("dataset", config.dataset, str(error), "mend the data or its module, or give another --dataset")

@@ -14,9 +14,9 @@ import numpy as np
 from input_pipeline import order
 from input_pipeline.source import Source, ids_at
 from trainer.append import records
-from trainer.assembly import load_dataset
 from trainer.config import Config
 from trainer.errors import OK, UserError
+from trainer.loading import load_dataset
 from trainer.run_directory import RunDirectory
 
 BROKEN = 1

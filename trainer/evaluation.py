@@ -27,7 +27,7 @@ def evaluate(parts: Assembly, source: Source, prefix: str, told: Callable[[], bo
     pipeline = parts.pipeline(source, shuffled=False)
     clock, step = Clock(pipeline.steps, len(source), pipeline.global_batch, {}), 0
     totals = parts.program.objective.no_totals()
-    for block in until_told(parts.blocks(pipeline), parts.peers, told or (lambda: False)):
+    for block in until_told(parts.evaluated(source), parts.peers, told or (lambda: False)):
         first = step
         for end in clock.chunks(step, first + pipeline.block):
             begin, before = clock.now(), totals

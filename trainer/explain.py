@@ -20,9 +20,9 @@ from input_pipeline.dataset import Dataset
 from input_pipeline.pipeline import Pipeline
 from input_pipeline.source import Spec, map_structure
 from trainer import philox, scaling
-from trainer.assembly import load_dataset
 from trainer.config import Config
 from trainer.errors import OK, UserError
+from trainer.loading import load_dataset
 from trainer.printout import itemsize
 from trainer.program import Program
 from trainer.readable import size

@@ -15,9 +15,9 @@ from input_pipeline import order
 from input_pipeline.blocks import block_steps
 from input_pipeline.pipeline import Pipeline
 from input_pipeline.source import flatten, read
-from trainer.assembly import load_dataset
 from trainer.config import Config
 from trainer.errors import OK
+from trainer.loading import load_dataset
 from trainer.readable import size
 
 _SECONDS = 3.0  # that each stage is measured for
