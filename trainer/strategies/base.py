@@ -98,7 +98,10 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, block: Block, first: int, count: int, totals: Totals) -> Totals:
-        """Adds `count` evaluation steps of a block, from its `first`, to the totals; changes no variable."""
+        """Adds `count` evaluation steps of a block, from its `first`, to the totals.
+
+        Changes no variable, and leaves the block as it is: a small one comes again at the next evaluation.
+        """
 
     def predict(self, x: Any) -> Any:
         """The model's outputs for a few examples, on the host; None where no process alone can compute them.
