@@ -8,6 +8,7 @@ resumes at, and a long block makes few large reads where single steps would make
 
 import dataclasses
 import math
+import operator
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -192,8 +193,8 @@ class Pipeline:
             if self._padded:
                 given[position >= n] = 0
             batch["weight"] = given
-        if rest := self.block - steps:  # not read, but there: a program takes arrays of one shape
-            batch = map_structure(lambda a: np.pad(a, [(0, rest), *[(0, 0)] * (a.ndim - 1)]), batch)
+        if steps < self.block:  # a program takes arrays of one shape: what nobody will ask for is the last step again
+            batch = map_structure(operator.itemgetter(np.minimum(np.arange(self.block), steps - 1)), batch)
         return batch
 
     def _ids(self, position: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

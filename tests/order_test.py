@@ -203,7 +203,8 @@ def test_as_many_blocks_are_read_at_once_as_keep_the_cores_busy(cores, pace, thr
     monkeypatch.setattr(reader, "cores", lambda: cores)
     p = Pipeline(Nested(), 7, 24, 4, [range(4)], 4, pace=pace)
     assert p.threads == threads
-    monkeypatch.setattr(pipeline_module, "_AHEAD", 10 * 32 * 96)  # bytes of ten blocks, of 32 an example
+    assert p.size == 32 * 96 + 8 * 16  # bytes of 96 examples, and of a key for each replica and step
+    monkeypatch.setattr(pipeline_module, "_AHEAD", 10 * p.size)
     assert p.threads == min(10, threads)
 
 

@@ -896,7 +896,7 @@ def load():
 
 
 def test_a_small_evaluation_is_read_once(tmp_path):
-    """Its only block stays on the devices; TensorBoard's pictures read their examples themselves."""
+    """It stays on the devices; TensorBoard's pictures read their examples themselves."""
     (tmp_path / "counted.py").write_text(COUNTED)
     trainer("--backend=jax", "--dataset=counted:load", "--epochs=3", f"--run_dir={tmp_path / 'run'}", cwd=tmp_path)
     told = [line["val_loss"] for line in lines(tmp_path / "run") if "val_loss" in line]

@@ -140,15 +140,16 @@ class Assembly:
             raise
 
     def evaluated(self, source: Source) -> Iterator[Block]:
-        """The blocks of a pass over a source, once each example; a small one's only block stays on the devices."""
-        pipeline = self.pipeline(source, shuffled=False)
-        small = pipeline.blocks_from(0) == 1 and pipeline.size * len(pipeline.shares) <= _KEPT
-        if not small:
-            yield from self.blocks(pipeline)
+        """The blocks of a pass over a source, once each example; those of a small one stay on the devices."""
+        if known := self._kept.get(id(source)):
+            yield from known
             return
-        if id(source) not in self._kept:
-            self._kept[id(source)] = list(self.blocks(pipeline))
-        yield from self._kept[id(source)]
+        pipeline, passed = self.pipeline(source, shuffled=False), list[Block]()
+        small = pipeline.blocks_from(0) * len(pipeline.shares) * pipeline.size <= _KEPT
+        for block in self.blocks(pipeline):
+            passed += [block] * small
+            yield block
+        self._kept[id(source)] = passed
 
     @functools.cached_property
     def _kept(self) -> dict[int, list[Block]]:
