@@ -140,7 +140,7 @@ def _checked(example: Any, ids: npt.NDArray[np.int64], by: str) -> Example:
 
 def without_nones(example: Any) -> Any:
     """(x, y, weight) of which None may stand for no labels, which are (), or no weights."""
-    if not isinstance(example, tuple | list) or len(example) == 1:
+    if not isinstance(example, tuple | list) or len(example) < 2:
         return example
     x, *others = example
     while others and others[-1] is None:

@@ -7,12 +7,13 @@ import json
 import os
 import pathlib
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 
-from tests.running import REPOSITORY, environment
+from tests.running import REPOSITORY, TIMEOUT, environment
 
 
 class Forks:
@@ -43,6 +44,7 @@ class Forks:
 
 def _run(arguments: Sequence[str], cwd: str, out: str, err: str) -> None:
     """In a fork: becomes the program."""
+    signal.alarm(TIMEOUT)
     for number, path in ((0, os.devnull), (1, out), (2, err)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
     os.chdir(cwd)
