@@ -121,7 +121,7 @@ class Pipeline:
         return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in flatten(self.spec))
 
     def blocks_from(self, first_block: int) -> int:
-        """How many there are from one on: a run or a pass ends with the block of its last step."""
+        """How many there are from one on: a run or a pass ends with the block of its last step, else none does."""
         steps = self.most if self.shuffled else self.steps
         return (-(-steps // self.block) or _ENDLESS) - first_block
 
