@@ -6,8 +6,7 @@ import textwrap
 
 import pytest
 
-from tests.forks import Forks
-from tests.running import trainer
+from tests.forks import trainer
 from trainer import backend
 from trainer.errors import UserError
 
@@ -153,6 +152,12 @@ def summed(input_shape, classes):
 def compiled(input_shape, classes, **arguments):
     model = linear(input_shape, classes)
     model.compile(keras.optimizers.SGD(0.1, **arguments), "sparse_categorical_crossentropy")
+    return model
+
+
+def compiled_with(input_shape, classes, loss=None, metrics=None):
+    model = linear(input_shape, classes)
+    model.compile("adam", loss or keras.losses.SparseCategoricalCrossentropy(True), metrics=metrics)
     return model
 
 
@@ -333,12 +338,6 @@ def project(tmp_path):
     return tmp_path
 
 
-@pytest.fixture(scope="module")
-def forks():
-    with Forks() as ready:
-        yield ready
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -440,19 +439,21 @@ def forks():
         (["--model=user_project:hashing"], ["hashing (Hashing)", "TensorFlow", "the source"]),
         (["--model=user_project:wide"], ["computes in float64", "JAX in 32 bits"]),
         (["--model=user_project:compiled", "--learning_rate=0.1"], ["compiled with SGD", "--optimizer=adam"]),
+        (["--model=user_project:compiled_with(loss='entropy')"], ["a loss that is none", "entropy", "keras.losses"]),
+        (["--model=user_project:compiled_with(metrics=['acuracy'])"], ["metrics that are none", "acuracy"]),
+        (["--model=user_project:compiled_with(metrics=['mae'])"], ["labels (batch,)", "a metric does not take"]),
         (["--model=user_project:compiled(gradient_accumulation_steps=2)"], ["accumulates gradients", "--replicas"]),
         (["--model=user_project:not_for_xla"], ["user_project:not_for_xla", "XLA", "EagerPyFunc", "jit_compile=False"]),
         (["evaluate", "--run_dir=nowhere"], ["--run_dir=nowhere", "holds no run"]),
     ],
     ids=lambda v: v[0] if isinstance(v[0], str) and v[0].startswith("--") else None,
 )
-def test_mistake(flags, said, project, forks):
+def test_mistake(flags, said, project):
     given = flags if any("run_dir" in f for f in flags) else [*flags, "--run_dir=run"]
     of_tensorflow = (":not_for_xla", ":synchronized")
-    if flags[0].endswith(of_tensorflow) or any(f.startswith(("--strategy", "--backend")) for f in flags):
-        err = trainer(*given, code=2, cwd=project).stderr
-    else:
-        err = forks.trainer(*given, "--backend=jax", code=2, cwd=project).stderr
+    if not (flags[0].endswith(of_tensorflow) or any(f.startswith(("--strategy", "--backend")) for f in flags)):
+        given = [*given, "--backend=jax"]
+    err = trainer(*given, code=2, cwd=project).stderr
     assert err.count("onecurve: ") == 1 and "Fix: " in err and "Traceback" not in err
     for words in said:
         assert words in err

@@ -26,6 +26,7 @@ from trainer.metrics import (
     is_keras_own,
     of_probabilities,
     over_batches,
+    several,
 )
 from trainer.weighing import Losses, labelled, shapes
 
@@ -97,7 +98,11 @@ def compile_model(
         reason = f"is compiled with loss_weights={loss_weights!r}, which are no number for each output"
         raise UserError("model", config.model, reason, "name compile()'s arguments: metrics=[...] is not the third")
     targets = labels if names is None else [y[name] for name in names]
-    found = [get_loss(*given) for given in zip(losses, targets or losses, outputs, strict=True)]
+    try:
+        found = [get_loss(*given) for given in zip(losses, targets or losses, outputs, strict=True)]
+    except ValueError as error:
+        reason, fix = f"is compiled with a loss that is none: {error}", "give a name that keras.losses knows, or a loss"
+        raise UserError("model", config.model, reason, fix) from error
     if any(getattr(each, "reduction", None) == "sum" for each in found):
         raise UserError(
             "model",
@@ -135,11 +140,7 @@ def _try(losses: Losses, found: Sequence[Any], dataset: Dataset, y: Any, y_pred:
     Returns:
       In words, that a loss which is not Keras's mixes examples; '' if none does, or it can't be tried.
     """
-
-    def of_batch(t: Any) -> Any:
-        return keras.KerasTensor((EXAMPLES, *t.shape[1:]), t.dtype)
-
-    symbols = [keras.tree.map_structure(of_batch, each) for each in (y, y_pred)]
+    symbols = several((y, y_pred))
     compute_output_spec(lambda y, y_pred: losses({"x": y_pred, "y": y}, y_pred, []), *symbols)
     own = [each for each in found if each is not None and not is_keras_own(each, getattr(each, "fn", each.call))]
     if not own or sum(math.prod(each.shape) for each in keras.tree.flatten(symbols[1])) > _MANY:

@@ -1,5 +1,6 @@
 """A run's metrics: each weighs examples, and what it keeps is a sum over them, however they are shared out."""
 
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -70,19 +71,10 @@ def build_metrics(config: Config, metrics: CompileMetrics, dataset: Dataset, y: 
       y, y_pred: symbolic labels and outputs, of a batch of one example.
 
     Raises:
-      UserError: a metric takes no weights, or keeps what is no sum over examples.
+      UserError: a metric is none, takes no weights, or keeps what is no sum over examples.
     """
-    weight = keras.KerasTensor((1,))
-    try:
-        backend.compute_output_spec(lambda *args: metrics.update_state(*args) or args, y, y_pred, weight)
-    except (TypeError, ValueError) as error:
-        if "sample_weight" in str(error):
-            reason = f"has a metric that takes no sample_weight ({error})"
-            fix = "give its update_state(y_true, y_pred, sample_weight=None) that argument: padding has weight 0"
-        else:
-            reason = f"has outputs {shapes(y_pred)} for labels {shapes(y)}, which a metric does not take: {error}"
-            fix = "let the last layers give what is compared with a label (is a Flatten missing?), or reshape labels"
-        raise UserError("model", config.model, reason, fix) from error
+    one = y, y_pred, keras.KerasTensor((1,))
+    _update(config, metrics, one)
     metrics.reset_state()
     for metric in metrics.metrics:
         if isinstance(metric, _OF_ELEMENTS):
@@ -103,7 +95,26 @@ def build_metrics(config: Config, metrics: CompileMetrics, dataset: Dataset, y: 
                 "add to its variables what each example gives, times its weight; a function gives one value per "
                 "example, such as ops.mean(..., axis=-1)",
             )
+    _update(config, metrics, several(one))
     return metrics
+
+
+def _update(config: Config, metrics: CompileMetrics, symbols: Any) -> None:
+    """Traces an update with symbolic labels, outputs and weights; the first one makes the metrics' variables."""
+    try:
+        backend.compute_output_spec(lambda *args: metrics.update_state(*args) or args, *symbols)
+    except (TypeError, ValueError) as error:
+        if not metrics.built:
+            reason = f"is compiled with metrics that are none, or not for its outputs: {error}"
+            fix = "give compile() names that keras.metrics knows, or metrics; for several outputs a dict by their names"
+        elif "sample_weight" in str(error):
+            reason = f"has a metric that takes no sample_weight ({error})"
+            fix = "give its update_state(y_true, y_pred, sample_weight=None) that argument: padding has weight 0"
+        else:
+            y, y_pred, _ = map(shapes, symbols)
+            reason = f"has outputs {y_pred} for labels {y}, which a metric does not take: {error}"
+            fix = "let the last layers give what is compared with a label (is a Flatten missing?), or reshape labels"
+        raise UserError("model", config.model, reason, fix) from error
 
 
 def of_probabilities(metrics: CompileMetrics) -> str:
@@ -150,6 +161,13 @@ def is_keras_own(thing: Any, function: Any) -> bool:
     """Whether a loss or a metric is one of Keras's, of a function of Keras's."""
     modules = (type(thing).__module__, getattr(function, "__module__", ""))
     return all(name.startswith(("keras.", __name__)) for name in modules)
+
+
+def several(symbols: Any) -> Any:
+    """Symbols (n, ...) for those of one example each; n is no other dim, so that nothing is broadcast over examples."""
+    dims = {dim for symbol in keras.tree.flatten(symbols) for dim in symbol.shape[1:]}
+    n = next(n for n in itertools.count(EXAMPLES) if n not in dims)
+    return keras.tree.map_structure(lambda symbol: keras.KerasTensor((n, *symbol.shape[1:]), symbol.dtype), symbols)
 
 
 def drawn(y_pred: Any) -> Any:
