@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from tests.running import finished, launch, summary, trainer
+from tests.forks import trainer
+from tests.running import finished, launch, summary
 from trainer import checkpoint, digests, shards
 from trainer.hdf5_file import LARGE, File
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from tests.running import REPOSITORY, curve, deviation, environment, trainer
+from tests.forks import trainer
+from tests.running import REPOSITORY, curve, deviation, environment
 
 DRAWN = """
 import json, hashlib, keras, numpy as np

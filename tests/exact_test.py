@@ -3,7 +3,8 @@
 import pytest
 
 from tests.curve_test import agree, run_each
-from tests.running import summary, trainer
+from tests.forks import trainer
+from tests.running import summary
 
 
 def where(backend: str, devices: int) -> tuple[str, ...]:

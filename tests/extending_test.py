@@ -2,7 +2,8 @@
 
 import re
 
-from tests.running import REPOSITORY, curve, deviation, summary, trainer
+from tests.forks import trainer
+from tests.running import REPOSITORY, curve, deviation, summary
 
 
 def write_example(directory, name):

@@ -1,8 +1,9 @@
-"""Runs of the program for the price of one import of JAX and Keras: forks of a process that has imported them.
+"""Runs of the program for the price of one import of the frameworks: forks of a process that has imported them.
 
-For tests of what is told, not of how a process starts.
+For tests of what a run makes of a model, of data and of flags, not of how a process starts, ends or is watched.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -13,33 +14,35 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
+from tests import running
 from tests.running import REPOSITORY, TIMEOUT, environment
 
 
-class Forks:
-    """A process that is ready for `python -m trainer --backend=jax`; a context manager."""
+def trainer(
+    *arguments: str, code: int = 0, cwd: pathlib.Path = REPOSITORY, timeout: float = TIMEOUT, **env: str
+) -> "subprocess.CompletedProcess[str]":
+    """As tests.running.trainer; a process of its own for other verbs than train, and where `env` says something."""
+    given = [*map(str, arguments)]
+    if env or not given[0].startswith("--"):
+        return running.trainer(*given, code=code, cwd=cwd, timeout=timeout, **env)
+    on_jax = "--backend=jax" in given or "--strategy=device_mesh" in given
+    ready = _ready("jax" if on_jax else "tensorflow")
+    assert ready.stdin and ready.stdout
+    with tempfile.TemporaryDirectory() as scratch:
+        out, err = pathlib.Path(scratch, "out"), pathlib.Path(scratch, "err")
+        print(json.dumps([given, str(cwd), str(out), str(err)]), file=ready.stdin, flush=True)
+        found = int(ready.stdout.readline())
+        said = out.read_text(), err.read_text()
+    assert found == code, f"exit code {found}, not {code}\n{said[0]}\n{said[1]}"
+    return subprocess.CompletedProcess(given, found, *said)
 
-    def __enter__(self) -> "Forks":
-        command = [sys.executable, "-m", "tests.forks"]
-        pipe = subprocess.PIPE
-        self._ready = subprocess.Popen(command, cwd=REPOSITORY, env=environment(), stdin=pipe, stdout=pipe, text=True)
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        assert self._ready.stdin
-        self._ready.stdin.close()
-        self._ready.wait()
-
-    def trainer(self, *arguments: str, code: int, cwd: pathlib.Path) -> "subprocess.CompletedProcess[str]":
-        """As tests.running.trainer, on JAX."""
-        assert self._ready.stdin and self._ready.stdout
-        with tempfile.TemporaryDirectory() as scratch:
-            out, err = pathlib.Path(scratch, "out"), pathlib.Path(scratch, "err")
-            print(json.dumps([arguments, str(cwd), str(out), str(err)]), file=self._ready.stdin, flush=True)
-            found = int(self._ready.stdout.readline())
-            said = out.read_text(), err.read_text()
-        assert found == code, f"exit code {found}, not {code}\n{said[0]}\n{said[1]}"
-        return subprocess.CompletedProcess(arguments, found, *said)
+@functools.cache
+def _ready(backend: str) -> "subprocess.Popen[str]":
+    """A process that is ready to be `python -m trainer` on a backend; it ends with this one, for its stdin does."""
+    command = [sys.executable, "-m", "tests.forks", backend]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=REPOSITORY, env=environment(), stdin=pipe, stdout=pipe, text=True)
 
 
 def _run(arguments: Sequence[str], cwd: str, out: str, err: str) -> None:
@@ -53,11 +56,11 @@ def _run(arguments: Sequence[str], cwd: str, out: str, err: str) -> None:
     runpy.run_module("trainer", run_name="__main__", alter_sys=True)  # leaves by os._exit
 
 
-def main() -> None:
+def main(backend_name: str) -> None:
     """Forks for each line of stdin: what to run, where, and where to leave what it prints; prints its exit code."""
     from trainer import backend
 
-    backend.prepare("jax")
+    backend.prepare(backend_name)
     with backend.quiet():
         import trainer.train  # noqa: F401
     for line in sys.stdin:
@@ -68,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -6,7 +6,8 @@ import time
 import pytest
 
 from input_pipeline import order
-from tests.running import lines, start, summary, trainer
+from tests.forks import trainer
+from tests.running import lines, start, summary
 
 FLAGS = ("--model=dense", "--log_every=10", "--save_every=20", "--evaluate_every=never", "--epochs=3")
 POISONED = "--dataset=tests.poisoned:load(examples=[700])"

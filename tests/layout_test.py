@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.running import REPOSITORY, curve, deviation, start, summary, trainer
+from tests.forks import trainer
+from tests.running import REPOSITORY, curve, deviation, start, summary
 
 TRANSFORMER = (
     "--dataset=text(context=32)",

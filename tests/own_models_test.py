@@ -7,7 +7,8 @@ import keras
 import numpy as np
 import pytest
 
-from tests.running import curve, deviation, lines, summary, trainer
+from tests.forks import trainer
+from tests.running import curve, deviation, lines, summary
 from trainer import checkpoint
 
 BACKENDS = ["tensorflow", "jax"]

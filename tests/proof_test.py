@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from input_pipeline import order
-from tests.running import REPOSITORY, trainer
+from tests.forks import trainer
+from tests.running import REPOSITORY
 from trainer import checkpoint
 from trainer.diff import relative
 

@@ -22,7 +22,8 @@ from input_pipeline import arrays, digits, images, mixture, records, table, text
 from input_pipeline.cache import cached
 from input_pipeline.dataset import prepare
 from input_pipeline.source import Arrays, DataError, Subset, example_spec, read
-from tests.running import lines, summary, trainer
+from tests.forks import trainer
+from tests.running import lines, summary
 
 DATA = digits.load()
 X, Y = DATA.train.arrays
