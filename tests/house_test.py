@@ -50,6 +50,7 @@ FLOORS = {
     "trainer.snapshot": 2,
     "trainer.optimizers": 2,
     "trainer.losses": 2,
+    "trainer.outputs": 2,
     "trainer.metrics": 2,
     "trainer.building": 2,
     "trainer.program": 2,

@@ -15,6 +15,7 @@ BACKENDS = ["tensorflow", "jax"]
 PROJECT = """
 import keras
 import numpy as np
+from input_pipeline.source import Arrays
 
 
 class Circles:
@@ -259,6 +260,17 @@ def squared(broadcast):
     return model
 
 
+class columns:
+    x = np.random.default_rng(0).normal(size=(500, 4)).astype("float32")
+    train = evaluation = Arrays(x, x[:, :3])
+
+
+def column(units):
+    model = keras.Sequential([keras.layers.Dense(units)])
+    model.compile(loss="mse")
+    return model
+
+
 def cut(threshold):
     model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
     metrics = [keras.metrics.BinaryAccuracy(threshold=threshold), keras.metrics.AUC(from_logits=not threshold)]
@@ -469,18 +481,21 @@ def test_own_compiled_model_and_weights(project):
 
 
 def test_doubts_are_told_before_the_run(project):
-    """A loss may mix the examples of a replica, a metric cut logits at 0.5; who did not mean to finds out."""
+    """A loss may mix the examples of a replica or compare one output with all labels, a metric cut logits at 0.5."""
     mixes, cuts = "loss  'squared' mixes the examples", "metrics  'binary_accuracy', 'auc' would be right for prob"
+    broadcast = "loss  'mse' broadcasts labels (batch, 3) and outputs (batch, 1)"
     for dataset, model, told in (
         ("digits", "squared(broadcast=True)", mixes),
         ("digits", "squared(broadcast=False)", None),
         ("digits", "cut(threshold=0.5)", cuts),
         ("digits", "cut(threshold=0)", None),
         ("my_project:weighted", "compiled", None),
+        ("my_project:columns", "column(units=1)", broadcast),
+        ("my_project:columns", "column(units=3)", None),
     ):
         flags = ("explain", "--backend=jax", f"--dataset={dataset}", f"--model=my_project:{model}")
         out = trainer(*flags, cwd=project).stdout
-        assert [doubt for doubt in (mixes, cuts) if doubt in out] == ([told] if told else []), out
+        assert [doubt for doubt in (mixes, cuts, broadcast) if doubt in out] == ([told] if told else []), out
         assert ("labels (batch,) and outputs (batch, 1) were broadcast" in out) == (told == mixes)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 from keras.src.backend import compute_output_spec
+from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.trainers.compile_utils import CompileMetrics, get_loss
 
 from input_pipeline.dataset import Dataset
@@ -28,8 +29,25 @@ from trainer.metrics import (
     over_batches,
     several,
 )
+from trainer.outputs import names_of_labels, per_output, places_of_labels
 from trainer.weighing import Losses, labelled, shapes
 
+# Functions of Keras's losses that compare numbers one by one, and broadcast what is of other shapes.
+_OF_NUMBERS = (
+    keras.losses.binary_crossentropy,
+    keras.losses.binary_focal_crossentropy,
+    keras.losses.cosine_similarity,
+    keras.losses.hinge,
+    keras.losses.huber,
+    keras.losses.kl_divergence,
+    keras.losses.log_cosh,
+    keras.losses.mean_absolute_error,
+    keras.losses.mean_absolute_percentage_error,
+    keras.losses.mean_squared_error,
+    keras.losses.mean_squared_logarithmic_error,
+    keras.losses.poisson,
+    keras.losses.squared_hinge,
+)
 _MANY = 2**26  # numbers; with more outputs, a loss is not tried on any
 
 
@@ -73,11 +91,11 @@ def compile_model(
         auto_scale_loss=False,
         jit_compile=False,
     )
-    losses = _per_output(config, model, "loss", loss, y_pred)
-    pairs = zip(losses, _per_output(config, model, "loss_weights", loss_weights or 1.0, y_pred), strict=True)
+    losses = per_output(config, model, "loss", loss, y_pred)
+    pairs = zip(losses, per_output(config, model, "loss_weights", loss_weights or 1.0, y_pred), strict=True)
     weights = [1.0 if loss is None else weight for loss, weight in pairs]
     gives = gives_logits(model)
-    places = _places_of_labels(model, losses, y, y_pred)
+    places = places_of_labels(model, losses, y, y_pred)
     if places is not None:
         losses, weights = ([each[i] for i in places.values()] for each in (losses, weights))
         gives = [gives[i] for i in places.values()] if gives else []
@@ -93,7 +111,7 @@ def compile_model(
             "return one label per output from the source; where an output is to have none, a dict of labels by output, "
             "and compile the model with a dict of losses",
         )
-    names = _names_of_labels(config, model, y, y_pred)
+    names = names_of_labels(config, model, y, y_pred)
     if not all(isinstance(weight, numbers.Real) for weight in weights):
         reason = f"is compiled with loss_weights={loss_weights!r}, which are no number for each output"
         raise UserError("model", config.model, reason, "name compile()'s arguments: metrics=[...] is not the third")
@@ -123,7 +141,9 @@ def compile_model(
     if names is not None:  # in the order in which a dict's are flattened
         known = [each for _, each in sorted(zip(names, known, strict=True), key=lambda pair: pair[0])]
     combined = Losses(config.model, found, weights, names, config.global_batch, places)
-    doubts = {"loss": "" if loss is None else _try(combined, found, dataset, y, y_pred)}
+    doubts = {"loss": ""}
+    if loss is not None:
+        doubts["loss"] = _try(combined, found, dataset, y, y_pred) or _broadcast(found, targets, outputs)
     if adds:
         doubts["loss"] = "what call() adds by add_loss(), for the model is compiled without a loss for its labels"
     summed = CompileMetrics(None, in_floats(metrics), output_names=getattr(model, "output_names", None))
@@ -164,6 +184,19 @@ def _try(losses: Losses, found: Sequence[Any], dataset: Dataset, y: Any, y_pred:
     )
 
 
+def _broadcast(losses: Sequence[Any], labels: Sequence[Any], outputs: Sequence[Any]) -> str:
+    """In words, that a loss of Keras's compares numbers one by one, and has not one for one; '' if none does."""
+    for loss, *compared in zip(losses, labels, outputs, strict=False):
+        if getattr(loss, "fn", None) in _OF_NUMBERS:
+            dims = [each.shape[1:] for each in squeeze_or_expand_to_same_rank(*compared)]
+            if len(dims[0]) != len(dims[1]) or any(a != b and None not in (a, b) for a, b in zip(*dims, strict=True)):
+                label, output = map(shapes, compared)
+                return (
+                    f"{loss.name!r} broadcasts labels {label} and outputs {output}: if that is not meant, reshape one"
+                )
+    return ""
+
+
 def _labels(loss: Any, output: Any) -> Labels | None:
     """The labels of a loss that takes the number of a class."""
     if getattr(loss, "fn", None) is not keras.losses.sparse_categorical_crossentropy:
@@ -171,37 +204,6 @@ def _labels(loss: Any, output: Any) -> Labels | None:
     arguments = getattr(loss, "_fn_kwargs", {})
     classes = output.shape[arguments.get("axis", -1)]
     return Labels(classes, arguments.get("ignore_class")) if classes else None
-
-
-def _places_of_labels(model: keras.Model, losses: Sequence[Any], y: Any, y_pred: Any) -> dict[str, int] | None:
-    """Where the outputs that have labels are among all, by name; None where all have, or an output has a loss alone."""
-    names = _names_of_outputs(model, y_pred)
-    if not isinstance(y, dict) or not y.keys() < set(names):
-        return None
-    if any(loss is not None for name, loss in zip(names, losses, strict=True) if name not in y):
-        return None
-    return {name: names.index(name) for name in sorted(y)}
-
-
-def _names_of_outputs(model: keras.Model, y_pred: Any) -> list[str]:
-    """In the order in which the outputs are flattened; [] where they have no names."""
-    return sorted(y_pred) if isinstance(y_pred, dict) else list(getattr(model, "output_names", []))
-
-
-def _names_of_labels(config: Config, model: keras.Model, y: Any, y_pred: Any) -> list[str] | None:
-    """Names of the labels in the order of the outputs; None where labels and outputs come in one order."""
-    if len(keras.tree.flatten(y)) < 2 or not (isinstance(y, dict) or isinstance(y_pred, dict)):
-        return None
-    names = _names_of_outputs(model, y_pred)
-    if isinstance(y, dict) and sorted(y) == sorted(names):
-        return names
-    labels = f"labels {', '.join(sorted(y))}" if isinstance(y, dict) else "labels without names"
-    raise UserError(
-        "model",
-        config.model,
-        f"has the outputs {', '.join(names) or 'without names'}, and an example has {labels}",
-        "name both alike: return y as a dict by output, and a dict of outputs from the model",
-    )
 
 
 def _both(metrics: Any, weighted_metrics: Any) -> Any:
@@ -216,29 +218,3 @@ def _both(metrics: Any, weighted_metrics: Any) -> Any:
 
 def _listed(metrics: Any) -> list[Any]:
     return [] if metrics is None else list(metrics) if isinstance(metrics, list | tuple) else [metrics]
-
-
-def _per_output(config: Config, model: keras.Model, argument: str, given: Any, y_pred: Any) -> list[Any]:
-    """One entry per output from what compile() takes as an argument: a single one, a list, or a dict by output name."""
-    outputs = keras.tree.flatten(y_pred)
-    if isinstance(given, dict):
-        names = _names_of_outputs(model, y_pred)
-        if unknown := sorted(given.keys() - set(names)):
-            raise UserError(
-                "model",
-                config.model,
-                f"is compiled with {argument} of {', '.join(map(str, unknown))}, and its outputs are "
-                f"{', '.join(names) or 'without names'}",
-                "name the outputs as the model does: by the keys of the dict that it returns, or by its last layers",
-            )
-        return [given.get(name) for name in names]
-    if isinstance(given, list | tuple):
-        if len(given) != len(outputs):
-            raise UserError(
-                "model",
-                config.model,
-                f"is compiled with {len(given)} {argument} for {len(outputs)} outputs",
-                "give one per output",
-            )
-        return list(given)
-    return [given] * len(outputs)
