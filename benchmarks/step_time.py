@@ -23,10 +23,10 @@ from trainer.config import Config
 
 # case: (the model's flag, shape of an example, batch, steps, target of ours to the hand-written loop, and to fit)
 _CASES: dict[str, tuple[str, tuple[int, ...], int, int, tuple[float, float]]] = {
-    "overhead: 16 units, batch 8": ("benchmarks.step_time:by_xla(units=16, depth=1)", (8,), 8, 1600, (0.25, 1 / 12)),
-    "mlp, batch 64": ("benchmarks.step_time:by_xla", (784,), 64, 400, (0.90, 1 / 1.5)),
-    "mlp, batch 512": ("benchmarks.step_time:by_xla", (784,), 512, 100, (1.02, 1.0)),
-    "mlp, batch 4096": ("benchmarks.step_time:by_xla", (784,), 4096, 20, (1.02, 1.0)),
+    "overhead: 16 units, batch 8": ("benchmarks.step_time:by_xla(units=16, depth=1)", (8,), 8, 1200, (0.25, 1 / 12)),
+    "mlp, batch 64": ("benchmarks.step_time:by_xla", (784,), 64, 300, (0.90, 1 / 1.5)),
+    "mlp, batch 512": ("benchmarks.step_time:by_xla", (784,), 512, 75, (1.02, 1.0)),
+    "mlp, batch 4096": ("benchmarks.step_time:by_xla", (784,), 4096, 12, (1.02, 1.0)),
 }
 
 
