@@ -21,9 +21,9 @@ from tests.running import REPOSITORY, TIMEOUT, environment
 def trainer(
     *arguments: str, code: int = 0, cwd: pathlib.Path = REPOSITORY, timeout: float = TIMEOUT, **env: str
 ) -> "subprocess.CompletedProcess[str]":
-    """As tests.running.trainer; a process of its own for other verbs than train, and where `env` says something."""
+    """As tests.running.trainer; a process of its own for most verbs, and where `env` says something."""
     given = [*map(str, arguments)]
-    if env or not given[0].startswith("--"):
+    if env or not given[0].startswith(("--", "explain")):
         return running.trainer(*given, code=code, cwd=cwd, timeout=timeout, **env)
     on_jax = "--backend=jax" in given or "--strategy=device_mesh" in given
     ready = _ready("jax" if on_jax else "tensorflow")
