@@ -15,7 +15,7 @@ from benchmarks import page
 from benchmarks.paired import in_turn, ratio
 from benchmarks.rounds import training
 
-STEPS, BATCH, EACH = 30, 512, 128
+STEPS, BATCH, EACH = 20, 512, 128
 _DEVICES = {"jax": (1, 2, 4, 8), "tensorflow": (1, 2, 4)}
 _WAYS = {"ours": "", "zero1": ", --layout=zero1", "exact": ", exact (the tree's order)"}
 _TARGETS = {"jax": {2: 1.10, 4: 1.35, 8: 2.0}, "tensorflow": {2: 1.40}}
