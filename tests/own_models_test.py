@@ -640,6 +640,8 @@ def test_labels_find_their_outputs(project):
         where = f"--dataset=my_project:pairs(named={labels})", f"--model=my_project:two_outputs({outputs})"
         said = trainer(*flags, *where, "--run_dir=other", cwd=project, code=2).stderr
         assert all(word in said for word in words), said
+    said = trainer("evaluate", "--run_dir=0", cwd=project, code=2).stderr
+    assert "has no examples but those that are trained on" in said
 
 
 def test_the_optimizer_of_a_compiled_model(project):

@@ -17,6 +17,9 @@ from trainer.run_directory import RunDirectory
 def run(config: Config, peers: Peers) -> int:
     """Prints the metrics of the run's newest checkpoint, or of the one that --run_dir names. Returns the exit code."""
     parts, path = restore(config, peers)
+    if parts.dataset.validation is None and parts.dataset.evaluation is None:
+        fix = "give another --dataset, or let this one have `evaluation`, too"
+        raise UserError("dataset", config.dataset, "has no examples but those that are trained on", fix)
     print(f"{path} on {parts.strategy.description}")
     results: dict[str, float] = {}
     with parts.program.averaged():
