@@ -30,7 +30,7 @@ def trainer(
     assert ready.stdin and ready.stdout
     with tempfile.TemporaryDirectory() as scratch:
         out, err = pathlib.Path(scratch, "out"), pathlib.Path(scratch, "err")
-        print(json.dumps([given, str(cwd), str(out), str(err)]), file=ready.stdin, flush=True)
+        print(json.dumps([given, str(cwd), str(out), str(err), timeout]), file=ready.stdin, flush=True)
         found = int(ready.stdout.readline())
         said = out.read_text(), err.read_text()
     assert found == code, f"exit code {found}, not {code}\n{said[0]}\n{said[1]}"
@@ -45,9 +45,9 @@ def _ready(backend: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, cwd=REPOSITORY, env=environment(), stdin=pipe, stdout=pipe, text=True)
 
 
-def _run(arguments: Sequence[str], cwd: str, out: str, err: str) -> None:
+def _run(arguments: Sequence[str], cwd: str, out: str, err: str, timeout: float) -> None:
     """In a fork: becomes the program."""
-    signal.alarm(TIMEOUT)
+    signal.setitimer(signal.ITIMER_REAL, timeout)
     for number, path in ((0, os.devnull), (1, out), (2, err)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
     os.chdir(cwd)

@@ -442,6 +442,10 @@ def project(tmp_path):
         (["--model=user_project:compiled_with(loss='entropy')"], ["a loss that is none", "entropy", "keras.losses"]),
         (["--model=user_project:compiled_with(metrics=['acuracy'])"], ["metrics that are none", "acuracy"]),
         (["--model=user_project:compiled_with(metrics=['mae'])"], ["labels (batch,)", "a metric does not take"]),
+        (  # as many outputs as examples that metrics are tried on, at least
+            ["--model=user_project:compiled_with(metrics=['mae'])", "--dataset=synthetic(classes=4)"],
+            ["outputs (batch, 4) for labels (batch,)", "a metric does not take"],
+        ),
         (["--model=user_project:compiled(gradient_accumulation_steps=2)"], ["accumulates gradients", "--replicas"]),
         (["--model=user_project:not_for_xla"], ["user_project:not_for_xla", "XLA", "EagerPyFunc", "jit_compile=False"]),
         (["evaluate", "--run_dir=nowhere"], ["--run_dir=nowhere", "holds no run"]),
