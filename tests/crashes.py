@@ -4,6 +4,7 @@ python tests/crashes.py DIRECTORY: prints the number of deaths, and of those aft
 """
 
 import ctypes
+import itertools
 import os
 import pathlib
 import shutil
@@ -39,36 +40,41 @@ def save(program, parent, step):
         shutil.rmtree(parent / f"{old:08d}")
 
 
-def main(directory: pathlib.Path) -> None:
-    program, shim = Saved(), ctypes.CDLL(None)
-    parent = directory / "checkpoints"
-    parent.mkdir()
-    for step in (1, 2):
-        save(program, parent, step)
-    deaths = lost = calls = 0
-    died = True
-    while died:
-        copy = directory / "copy"
+def deaths(program, shim, parent, step):
+    """(deaths, those after which nothing good is left of the step or the one before) of saves of a step."""
+    before = max(checkpoint.steps(parent))
+    copy = parent.with_name("copy")
+    lost = 0
+    for calls in itertools.count():
         shutil.copytree(parent, copy)
         child = os.fork()
         if not child:
             shim.shim_die_after(ctypes.c_long(calls))
-            save(program, copy, 3)
+            save(program, copy, step)
             os._exit(0)
-        died = os.waitpid(child, 0)[1] == 9
-        deaths += died
-        calls += 1
-        for leftover in copy.glob(".*"):  # as the next start does
-            shutil.rmtree(leftover)
+        ended = os.waitpid(child, 0)[1]
+        checkpoint.tidy(copy)  # as the next start does
         verdicts = [manifest for _, manifest in checkpoint.newest(copy)]
         good = [m["step"] for m in verdicts if not isinstance(m, Damaged)]
         # Whatever the moment: the newest is whole, and it is the last one or the one before.
-        lost += not good or good[0] < 2 or isinstance(verdicts[0], Damaged)
+        lost += not good or good[0] < before or isinstance(verdicts[0], Damaged)
         shutil.rmtree(copy)
+        if ended != 9:
+            return calls, lost
+
+
+def main(directory: pathlib.Path) -> None:
+    program, shim = Saved(), ctypes.CDLL(None)
+    parent, alone = directory / "checkpoints", directory / "alone"
+    for folder, steps in ((parent, (1, 2)), (alone, (3,))):
+        folder.mkdir()
+        for step in steps:
+            save(program, folder, step)
+    counts = [deaths(program, shim, folder, 3) for folder in (parent, alone)]
     shim.shim_log(str(directory / "log").encode())
     save(program, parent, 3)
     shim.shim_log(None)
-    print(deaths, lost)
+    print(*(sum(each) for each in zip(*counts, strict=True)))
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def test_a_death_at_every_call_of_a_save(tmp_path):
     )
     assert ran.returncode == 0, ran.stderr
     deaths, lost = map(int, ran.stdout.split())
-    assert deaths > 20 and lost == 0, ran.stdout
+    assert deaths > 40 and lost == 0, ran.stdout
 
     # What a loss of power may drop is what was not synced: each file, then the directory of the files, before it is
     # given its name; and the directory of that name before an older checkpoint goes.

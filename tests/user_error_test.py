@@ -344,6 +344,7 @@ def project(tmp_path):
         (["--strategy=mirored"], ["strategy", "mirored", "one_device"]),
         (["--nosuch=1"], ["nosuch"]),
         (["fly"], ["fly", "train, evaluate, export"]),
+        (["--run_dir=gs://bucket/run"], ["--run_dir=gs://bucket/run", "is a URL", "give a path"]),
         (["--log_every=5parsecs"], ["--log_every=5parsecs", "not an interval"]),
         (["--model=mlpp"], ["--model=mlpp", "did you mean 'mlp'"]),
         (["--model=mlp(unit=3)"], ["--model=mlp(unit=3)", "unexpected keyword argument 'unit'", "units"]),

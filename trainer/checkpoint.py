@@ -25,6 +25,7 @@ from trainer.run_directory import replace, sync_directory
 
 WEIGHTS = "model.weights.h5"
 MANIFEST = "manifest.json"
+_BEFORE = ".before"  # ends the hidden name of a checkpoint whose place another of the same step takes
 
 
 class Damaged(Exception):
@@ -37,15 +38,28 @@ def commit(temporary: pathlib.Path, files: dict[str, Any], variables: dict[str, 
     replace(temporary / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1))
     sync_directory(temporary)
     target = temporary.parent / f"{state['step']:08d}"
-    if target.exists():  # a resumed run is at this step again: the new one takes its place
-        shutil.rmtree(target)
+    before = target.with_name(f".{target.name}{_BEFORE}")
+    if target.exists():  # a resumed run is at this step again; the one that is there may be its only one
+        os.rename(target, before)
     os.rename(temporary, target)
     sync_directory(target.parent)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def tidy(parent: pathlib.Path) -> None:
+    """Removes what killed writes left in a directory of checkpoints; one that had lost its name gets it back."""
+    for before in parent.glob(f".*{_BEFORE}"):
+        target = before.with_name(before.name[1:].removesuffix(_BEFORE))
+        if not target.exists():
+            before.rename(target)
+    for leftover in parent.glob(".*"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def steps(parent: pathlib.Path) -> list[int]:
     """Steps of the committed checkpoints in a directory, ascending."""
-    return sorted(int(path.name) for path in parent.glob("[0-9]" * 8) if path.is_dir())
+    found = (path.name for path in parent.glob("[0-9]*") if path.is_dir() and path.name.isdigit())
+    return sorted(int(name) for name in found if name == f"{int(name):08d}")
 
 
 def verify(path: pathlib.Path, arrays: bool = True) -> dict[str, Any]:

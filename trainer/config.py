@@ -128,14 +128,8 @@ class Config:
                 raise UserError(name, getattr(self, name), str(error), "for example 100, 1epoch, 10min") from None
         if Interval.parse(self.hang_after).unit != "second" and Interval.parse(self.hang_after).amount:
             raise UserError("hang_after", self.hang_after, "is no time", "for example 10min, 30s or never")
-        for name, least in (
-            ("devices", 0),
-            ("replicas", 0),
-            ("global_batch", 1),
-            ("keep", 1),
-            ("prefetch", 1),
-            ("seed", 0),
-        ):
+        at_least = {"devices": 0, "replicas": 0, "global_batch": 1, "keep": 1, "prefetch": 1, "seed": 0}
+        for name, least in at_least.items():
             if getattr(self, name) < least:
                 raise UserError(name, getattr(self, name), f"is less than {least}", f"give {least} or more")
         policy.parse(self.on_nan)
@@ -166,6 +160,11 @@ class Config:
                 f"there is no such strategy{f'; did you mean {close[0]!r}?' if close else ''}",
                 f"one of {', '.join(STRATEGIES)}, or a path such as my_pkg.my_strategy:create",
             )
+        for name in ("run_dir", "initialize_from", "cache"):
+            if "://" in getattr(self, name):
+                reason = "is a URL, and has to be on a file system: files are locked, renamed and mapped into memory"
+                fix = "give a path, which all processes share; of remote places --data_dir alone takes URLs"
+                raise UserError(name, getattr(self, name), reason, fix)
         self._check_mesh()
         self.profile_range()
 

@@ -64,8 +64,7 @@ class Recovery:
 
     def tidy(self) -> None:
         """Removes what killed writes left, and sets damaged checkpoints aside: process 0, before all restore."""
-        for leftover in self._directory.checkpoints.glob(".*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        checkpoint.tidy(self._directory.checkpoints)
         for path, manifest in checkpoint.newest(self._directory.checkpoints, arrays=False):
             if isinstance(manifest, dict):
                 break
