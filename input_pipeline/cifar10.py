@@ -2,4 +2,4 @@
 
 from input_pipeline.keras_datasets import loader
 
-load = loader("cifar10")
+load = loader("cifar10", ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"])

@@ -2,7 +2,7 @@
 
 import dataclasses
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ class Dataset:
       augment: (examples, keys uint64 (batch,)) -> examples, in training only: a pure function, whose randomness is all
         in the keys; an example has another key in each pass.
       decode: the text of tokens (n,), where examples are sequences of them.
+      class_names: what people call the classes, in the order of their numbers.
     """
 
     train: Source
@@ -48,6 +49,7 @@ class Dataset:
     validation: Source | None = None
     augment: Callable[[Example, Any], Example] | None = None
     decode: Callable[[Any], str] | None = None
+    class_names: Sequence[str] | None = None
 
     @property
     def spec(self) -> Example:
@@ -109,7 +111,12 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
                 f"its {name!r} has x {example_spec(source)[0]}, and its 'train' {example_spec(train)[0]}: give all the "
                 "same structure, and integers or floats; were only some of them scaled?"
             )
-    classes = getattr(loaded, "classes", None)
+    classes, names = getattr(loaded, "classes", None), getattr(loaded, "class_names", None)
+    if names is not None:
+        names = [str(name) for name in names]
+        classes = len(names) if classes is None else classes
+        if len(names) != classes:
+            raise DataError(f"it has {classes} classes, and {len(names)} class_names")
     if classes is None and isinstance(train, Arrays):
         known = [s.arrays[1] for s in sources.values() if isinstance(s, Arrays) and len(s.arrays) > 1]
         classes = _classes([label for label in known if isinstance(label, np.ndarray)])
@@ -120,11 +127,24 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
     if validation_fraction and is_streamed(train):
         raise DataError("streamed examples can't be held out: give the dataset an `evaluation` of its own")
     if validation_fraction:
-        kept, held_out = order.split(len(train), validation_fraction)
-        if not len(kept) or not len(held_out):
-            raise DataError(f"{validation_fraction} of {len(train)} examples leaves nothing on one side")
-        train, validation = Subset(train, kept), Subset(train, held_out)
-    return Dataset(train, evaluation, classes, validation, *(getattr(loaded, k, None) for k in ("augment", "decode")))
+        train, validation = divided(train, validation_fraction)
+    augment, decode = (getattr(loaded, name, None) for name in ("augment", "decode"))
+    return Dataset(train, evaluation, classes, validation, augment, decode, names)
+
+
+def divided(source: Source, fraction: float) -> tuple[Source, Source]:
+    """Most of a source's examples, and a fraction that is held out; a source of others' examples has its own way.
+
+    Raises:
+      DataError: one of them would be empty.
+    """
+    if hasattr(source, "divided"):
+        kept, held_out = source.divided(fraction)
+        return kept, held_out
+    kept, held_out = (Subset(source, ids) for ids in order.split(len(source), fraction))
+    if not len(kept) or not len(held_out):
+        raise DataError(f"{fraction} of {len(source)} examples leaves nothing on one side")
+    return kept, held_out
 
 
 def _kinds(source: Source) -> Any:

@@ -1,8 +1,9 @@
 """images: a folder for each class, of JPEG, PNG or whatever else Pillow reads."""
 
+import functools
 import pathlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -147,8 +148,14 @@ def load(
     found = source(paths, labels)
     if found is None:
         raise DataError(f"{root / train} has no image to train on")
-    augment = (lambda example, keys: flip_and_shift(example, keys, shift)) if shift else None
-    return Dataset(found, source(held_paths, held_labels), len(classes), augment=augment)
+    augment = _augmentation(shift) if shift else None
+    return Dataset(found, source(held_paths, held_labels), len(classes), augment=augment, class_names=classes)
+
+
+@functools.cache
+def _augmentation(shift: int) -> Callable[[Example, Keys], Example]:
+    """One for each shift, so that a mixture sees whether its parts are changed alike."""
+    return functools.partial(flip_and_shift, most=shift)
 
 
 def _folders(root: pathlib.Path) -> list[str]:

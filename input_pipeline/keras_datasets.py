@@ -3,7 +3,7 @@
 import importlib
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from input_pipeline.dataset import Dataset
 from input_pipeline.source import Arrays, DataError
 
 
-def loader(name: str) -> Callable[[], Dataset]:
+def loader(name: str, class_names: Sequence[str]) -> Callable[[], Dataset]:
     """A `load` for keras.datasets.<name>; images become (height, width, channels) uint8, labels int32."""
 
     def load() -> Dataset:
@@ -21,7 +21,7 @@ def loader(name: str) -> Callable[[], Dataset]:
         except Exception as error:  # urllib, socket, zipfile and EOF errors alike: all mean 'not to be had'
             home = pathlib.Path(os.environ.get("KERAS_HOME", pathlib.Path.home() / ".keras"))
             raise DataError(f"{name} could neither be downloaded nor read from {home / 'datasets'}: {error}") from error
-        return Dataset(_source(x, y), _source(x_test, y_test), classes=10)
+        return Dataset(_source(x, y), _source(x_test, y_test), class_names=class_names)
 
     return load
 

@@ -1,13 +1,12 @@
 """mixture: several datasets as one, each with its share of the examples."""
 
-import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from input_pipeline.dataset import Dataset, prepare
+from input_pipeline.dataset import Dataset, divided, prepare
 from input_pipeline.source import DataError, Example, Source, example_spec, is_streamed, map_structure, read
 
 
@@ -20,12 +19,17 @@ class Mixture:
     """
 
     def __init__(self, sources: Sequence[Source], shares: Sequence[float]) -> None:
-        self._sources = sources
+        self._sources, self._shares = sources, shares
         whole = max(len(source) / share for source, share in zip(sources, shares, strict=True))
         self._ends = np.cumsum([max(1, round(share * whole)) for share in shares])
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    def divided(self, fraction: float) -> tuple["Mixture", "Mixture"]:
+        """As `dataset.divided`: each source's examples are, for those that repeat would be on both sides."""
+        kept, held_out = zip(*(divided(source, fraction) for source in self._sources), strict=True)
+        return Mixture(kept, self._shares), Mixture(held_out, self._shares)
 
     def read(self, ids: npt.NDArray[np.int64]) -> Example:
         which = np.searchsorted(self._ends, ids, side="right")
@@ -52,42 +56,55 @@ def _put(batch: Any, rows: npt.NDArray[np.int64], part: Any) -> None:
         batch[rows] = part
 
 
-def load(parts: Mapping[str, float], arguments: Mapping[str, Mapping[str, Any]] | None = None) -> Dataset:
+def load(parts: Mapping[str, float], load_dataset: Callable[[str], Any]) -> Dataset:
     """Mixes datasets by share.
 
     Args:
-      parts: dataset -> its share, such as {'digits': 3, 'my_pkg.my_data:load': 1}.
-      arguments: dataset -> the arguments of its load.
+      parts: dataset -> its share, such as {'digits': 3, "my_pkg.my_data:load(data_dir='more')": 1}.
+      load_dataset: loads one by its name and arguments.
 
     Raises:
-      DataError: a share is not positive, or examples are not of one structure.
+      DataError: a share is not positive, or examples are not of one structure, of the same classes, changed alike.
     """
     if not parts or min(parts.values()) <= 0:
         raise DataError(f"shares must be positive: {dict(parts)}")
-    loaded = {name: prepare(_load(name)(**(arguments or {}).get(name, {})), 0) for name in parts}
-    if streamed := [name for name, data in loaded.items() if is_streamed(data.train)]:
+    loaded = {spec: prepare(load_dataset(spec), 0) for spec in parts}
+    if streamed := [spec for spec, data in loaded.items() if is_streamed(data.train)]:
         raise DataError(f"{streamed[0]} is streamed, in an order of its own: it can't be mixed")
-    specs = {name: example_spec(data.train) for name, data in loaded.items()}
-    first = next(iter(specs))
-    for name, spec in specs.items():
-        if spec != specs[first]:
-            raise DataError(f"examples of {name} are {spec}, of {first} {specs[first]}: they can't be mixed")
+    structures = {spec: example_spec(data.train) for spec, data in loaded.items()}
+    first = next(iter(structures))
+    for spec, structure in structures.items():
+        if structure != structures[first]:
+            raise DataError(f"examples of {spec} are {structure}, of {first} {structures[first]}: they can't be mixed")
     classes = [data.classes for data in loaded.values() if data.classes]
-    train = Mixture([data.train for data in loaded.values()], list(parts.values()))
 
     def mixed(attribute: str) -> Mixture | None:
         found = [(source, parts[k]) for k, data in loaded.items() if (source := getattr(data, attribute)) is not None]
         return Mixture(*map(list, zip(*found, strict=True))) if found else None
 
+    def different(attribute: str) -> list[Any]:
+        found: list[Any] = []
+        for data in loaded.values():
+            value = getattr(data, attribute)
+            found += [value] * (value not in found)
+        return found
+
+    if len(augments := different("augment")) > 1:
+        raise DataError(
+            "its parts change examples in training (augment) in different ways, or some do not: give all the same "
+            "arguments, such as images(shift=2), or write a dataset that changes what it mixes"
+        )
+    names = [each for each in different("class_names") if each is not None]
+    if len(names) > 1:
+        raise DataError(f"a label is not of one class in all its parts: they are {names[0]} here and {names[1]} there")
+    decodes = different("decode")
     own = any(data.validation is not data.evaluation for data in loaded.values())
-    validation = mixed("validation") if own else None
-    return Dataset(train, mixed("evaluation"), max(classes) if classes else None, validation)
-
-
-def _load(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    try:
-        found = importlib.import_module(module if "." in module or attribute else f"input_pipeline.{module}")
-        return getattr(found, attribute or "load")
-    except (ImportError, AttributeError) as error:
-        raise DataError(f"there is no dataset {name!r}: {error}") from None
+    return Dataset(
+        Mixture([data.train for data in loaded.values()], list(parts.values())),
+        mixed("evaluation"),
+        max(classes, default=None),
+        mixed("validation") if own else None,
+        augments[0],
+        decodes[0] if len(decodes) == 1 else None,
+        names[0] if names and len(names[0]) == max(classes) else None,
+    )

@@ -2,4 +2,4 @@
 
 from input_pipeline.keras_datasets import loader
 
-load = loader("mnist")
+load = loader("mnist", "0123456789")

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TextIO
 
@@ -68,6 +69,12 @@ def local(place: str) -> str:
     with lengthy.alone(directory.with_suffix(".lock"), lambda: f"copying {place}: {_copied(directory)}"):
         _fetch(store, root.rstrip("/"), files, directory, place)
     return str(directory)
+
+
+def localized(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a dataset's load, of which `data_dir` may be a URL."""
+    place = arguments.get("data_dir")
+    return {**arguments, "data_dir": local(place)} if isinstance(place, str) else dict(arguments)
 
 
 def _copied(directory: pathlib.Path) -> str:

@@ -60,17 +60,18 @@ def load(
         raise DataError(f"column {label!r} is the label, and among those that are x: {', '.join(features)}")
     if not features or not len(rows):
         raise DataError(f"{paths[0]} and so on have {len(rows)} rows, and {len(features)} columns beside {label!r}")
-    y, classes = _column(rows, label, words)
+    y, classes, names = _column(rows, label, words)
     if classes is not None and classes > 2**31:
         raise DataError(f"column {label!r} has integers up to {classes - 1}, which are no classes: make them floats")
     x = np.column_stack([_column(rows, name, words)[0] for name in features]).astype(np.float32)
     y = y.astype(np.float32)[:, None] if classes is None else y.astype(np.int32)
     kept, held = order.split(len(y), held_out)
-    return Dataset(Arrays(x[kept], y[kept]), Arrays(x[held], y[held]) if len(held) else None, classes)
+    evaluation = Arrays(x[held], y[held]) if len(held) else None
+    return Dataset(Arrays(x[kept], y[kept]), evaluation, classes, class_names=names)
 
 
-def _column(rows: Any, name: str, names: tuple[str, ...]) -> tuple[npt.NDArray[Any], int | None]:
-    """Values of a column, and the number of classes if it has some."""
+def _column(rows: Any, name: str, names: tuple[str, ...]) -> tuple[npt.NDArray[Any], int | None, list[str] | None]:
+    """Values of a column, the number of classes if it has some, and their names if it has words."""
     column = rows[name]
     if column.null_count:
         missing = int(np.argmax(column.is_null().to_numpy()))
@@ -87,12 +88,12 @@ def _column(rows: Any, name: str, names: tuple[str, ...]) -> tuple[npt.NDArray[A
                 + (f", and {str(other[0])!r} among them, as in row {row}" if len(other) else "")
                 + f": mend the file, or say words=({name!r},) if they are names"
             )
-        return places, len(words)
+        return places, len(words), words.tolist()
     if values.dtype.kind in "iu":
-        return values, int(values.max()) + 1
+        return values, int(values.max()) + 1, None
     if values.dtype.kind != "f":
         raise DataError(f"column {name!r} is of {kind}, no number and no word: name those that are x (columns=...)")
-    return values, None
+    return values, None, None
 
 
 def _is_number(word: str) -> bool:

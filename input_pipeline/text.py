@@ -61,7 +61,7 @@ def load(
     paths = [root] if root.is_file() else [root / p for p in _matching(files, root) if (root / p).is_file()]
     if not paths:
         raise DataError(f"no files match {files!r} in {root}: name yours, such as text(files='**/*.txt')")
-    every, made = max(2, held_out), tokens.load(tokenizer)
+    every, made = max(2, held_out), tokens.made_by(tokenizer)
     if len(paths) == 1:
         whole = made.encode(paths)
         train, evaluation = np.split(whole, [max(0, len(whole) - max(context + 1, len(whole) // every))])

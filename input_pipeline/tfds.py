@@ -56,7 +56,8 @@ def load(
     x, y = _features(builder.info, x, y)
     columns = [Columns(rows, x, y) if rows is not None else None for rows in sources]
     assert columns[0] is not None
-    return Dataset(columns[0], columns[1], getattr(builder.info.features[y], "num_classes", None))
+    classes, names = (getattr(builder.info.features[y], fact, None) for fact in ("num_classes", "names"))
+    return Dataset(columns[0], columns[1], classes, class_names=names)
 
 
 def _features(info: Any, x: str, y: str) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """Files of text as one sequence of tokens: bytes, or those of a tokenizer that lies on this machine."""
 
+import functools
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +27,8 @@ class Tokens(NamedTuple):
     decode: Callable[[npt.NDArray[np.integer]], str]
 
 
-def load(tokenizer: str) -> Tokens:
+@functools.cache  # so that a mixture sees whether its parts have the same
+def made_by(tokenizer: str) -> Tokens:
     """Tokens by a tokenizer.
 
     Args:
@@ -36,13 +38,17 @@ def load(tokenizer: str) -> Tokens:
       DataError: it is neither, or what reads it is not installed.
     """
     if not tokenizer:
-        return Tokens(_bytes, 256, lambda tokens: tokens.astype(np.uint8).tobytes().decode(errors="replace"))
+        return Tokens(_bytes, 256, _text)
     path = pathlib.Path(tokenizer).expanduser()
     return _keras_hub(path) if path.is_dir() else _sentence_piece(path)
 
 
 def _bytes(paths: Sequence[pathlib.Path]) -> npt.NDArray[np.integer]:
     return np.frombuffer(b"\0".join(p.read_bytes() for p in paths), np.uint8)
+
+
+def _text(tokens: npt.NDArray[np.integer]) -> str:
+    return tokens.astype(np.uint8).tobytes().decode(errors="replace")
 
 
 def _sentence_piece(path: pathlib.Path) -> Tokens:

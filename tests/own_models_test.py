@@ -33,7 +33,7 @@ class Circles:
 
 
 class data:
-    train, evaluation, classes = Circles(2000, 0), Circles(501, 1), 2
+    train, evaluation, class_names = Circles(2000, 0), Circles(501, 1), ["outside", "inside"]
 
 
 class weighted:
@@ -414,6 +414,7 @@ def test_evaluate_and_export(project):
     assert json.loads(out.splitlines()[-1])["step"] == int(earlier.name) < summary(project / "run")["step"]
     out = trainer("export", "--run_dir=run", cwd=project).stdout
     assert "agrees with the model" in out and "model.keras" in out
+    assert (project / "run" / "export" / "classes.txt").read_text() == "outside\ninside\n"
     exported = keras.saving.load_model(project / "run" / "export" / "model.keras", compile=False).get_weights()
     arrays = checkpoint.arrays(*_saved(project / "run"))
     for kept in ("optimizer/", "layers/"):

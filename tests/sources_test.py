@@ -12,6 +12,7 @@ import shutil
 import struct
 import time
 import zlib
+from collections import Counter
 
 import keras
 import numpy as np
@@ -24,6 +25,7 @@ from input_pipeline.dataset import prepare
 from input_pipeline.source import Arrays, DataError, Subset, example_spec, read
 from tests.forks import trainer
 from tests.running import lines, summary
+from trainer import loading
 
 DATA = digits.load()
 X, Y = DATA.train.arrays
@@ -353,15 +355,53 @@ def test_a_single_file(tmp_path):
     assert len(table.load(str(rows), label="b", held_out=0.0).train) == 2
 
 
+def mixed(parts):
+    return mixture.load(parts, loading.loaded)
+
+
 def test_a_mixture_keeps_its_shares():
-    small = {"synthetic": {"examples": 100}}
-    data = mixture.load({"digits": 3, "synthetic": 1}, small)
+    data = mixed({"digits": 3, "synthetic(examples=100)": 1})
     x, y = data.train.read(np.arange(len(data.train)))
     assert len(data.train) == 1437 + 479 and (x[:1437] == X).all()
     assert (x[1437 : 1437 + 100] == x[1537:1637]).all()  # 100 examples stand for 479
     assert data.classes == 10 and len(y) == len(x)
     with pytest.raises(DataError, match="shares must be positive"):
-        mixture.load({"digits": 0})
+        mixed({"digits": 0})
+
+
+def test_what_a_mixture_holds_out_is_not_trained_on():
+    """Not even of a source that repeats: each is divided."""
+    data = prepare(mixed({"digits": 3, "synthetic(examples=100)": 1}), 0.2)
+    train, held = (
+        Counter(image.tobytes() for image in source.read(np.arange(len(source)))[0])
+        for source in (data.train, data.validation)
+    )
+    assert not train.keys() & held.keys() and len(train) + len(held) == 1437 + 100
+    assert sum(count > 1 for count in train.values()) == 80 and sum(count > 1 for count in held.values()) == 20
+    assert len(data.train) == 1150 + 383 and len(data.validation) == 287 + 96
+    with pytest.raises(DataError, match="leaves nothing on one side"):
+        prepare(mixed({"digits": 3, "synthetic(examples=2)": 1}), 0.1)
+
+
+def test_parts_of_a_mixture_are_alike(folders, tmp_path):
+    def part(place, shift=1):
+        return f"images(data_dir='{place}',size=8,shift={shift})"
+
+    more = shutil.copytree(folders, tmp_path / "more")
+    both = mixed({part(folders): 1, part(more): 2})
+    assert len(both.train) == 270 * 3 and both.class_names == ["nought", "one", "two"]
+    assert both.augment is images.load(str(folders), shift=1).augment is not None
+    with pytest.raises(DataError, match=r"\(augment\) in different ways"):
+        mixed({part(folders): 1, part(more, shift=0): 2})
+    (more / "two").rename(more / "another")
+    with pytest.raises(DataError, match=r"'two'.* here and .*'another'"):
+        mixed({part(folders): 1, part(more): 2})
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(f"{name} text " * 200)
+    texts = mixed({f"text(data_dir='{tmp_path / name}.txt',context=8)": 1 for name in ("a", "b")})
+    assert texts.decode(texts.train.read(np.array([0]))[0][0]) == "a text a"
+    with pytest.raises(DataError, match="3 classes, and 2 class_names"):
+        prepare({"train": DATA.train, "classes": 3, "class_names": ["a", "b"]}, 0)
 
 
 def test_what_gives_one_example_at_a_time_is_a_source():
@@ -807,7 +847,7 @@ def test_a_validation_of_its_own(tmp_path, monkeypatch):
         "    return {'train': (x[:800], y[:800]), 'validation': (x[800:1000], y[800:1000])}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    both = prepare(mixture.load({"given:own": 1, "digits": 1}), 0)
+    both = prepare(mixed({"given:own": 1, "digits": 1}), 0)
     assert len(both.evaluation) == len(DATA.evaluation) and len(both.validation) > len(both.evaluation)
     with pytest.raises(DataError, match="`validation` of its own: leave --validation_fraction out"):
         prepare(given, 0.1)

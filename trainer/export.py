@@ -21,7 +21,7 @@ _EXAMPLES = 8
 
 
 def run(config: Config) -> int:
-    """Writes export/model.keras and export/saved_model. Returns the exit code."""
+    """Writes export/model.keras, export/saved_model and the names of the classes. Returns the exit code."""
     parts, path = restore(config, Peers())
     source = parts.dataset.evaluation or parts.dataset.train
     x = read(source, np.arange(min(_EXAMPLES, len(source))))[0]
@@ -35,6 +35,8 @@ def run(config: Config) -> int:
         expected = _outputs(model, x, seeds)
         _write_saved_model(model, x, expected, temporary / "saved_model")
         wrong = _write_keras(model, x, expected, seeds, temporary / "model.keras")
+    if names := parts.dataset.class_names:
+        (temporary / "classes.txt").write_text("".join(f"{name}\n" for name in names))  # line i: class i
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
     print(f"exported {path} to")

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -23,6 +23,8 @@ _READING = 5.0  # seconds
 _CLASSES = 64  # more don't fit on a picture
 _WORST = 16
 _TOKENS = 64
+_HEAD, _LETTER = 24, 6  # letters of a class's name beside its row; pixels of one
+_CAPTION = 36  # pixels of two lines
 _TEMPERATURE = 0.8
 Pixels = npt.NDArray[np.uint8]  # (height, width, 3)
 
@@ -80,13 +82,14 @@ class Gallery:
         if logits is None or logits.shape[1:] != (self._parts.dataset.classes,):
             return
         chosen, classes = logits.argmax(1), logits.shape[1]
+        names = _names(self._parts.dataset.class_names, classes)
         if classes <= _CLASSES:
-            reporting.picture(step, "confusion", _matrix(confusion(y, chosen, classes)))
+            reporting.picture(step, "confusion", _matrix(confusion(y, chosen, classes), names))
         if isinstance(x, np.ndarray) and (x.ndim == 3 or (x.ndim == 4 and x.shape[3] in (1, 3))):
             shifted = logits - logits.max(1, keepdims=True)
             losses = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(y)), y]
             worst = np.argsort(-losses, kind="stable")[:_WORST]
-            captions = [f"{y[i]}, not {chosen[i]}" if y[i] != chosen[i] else str(y[i]) for i in worst]
+            captions = [names[y[i]] + (f",\nnot {names[chosen[i]]}" if y[i] != chosen[i] else "") for i in worst]
             reporting.picture(step, "worst", _sheet(x[worst], captions))
 
     def _predictions(self, x: Any, n: int) -> npt.NDArray[np.float32] | None:
@@ -112,24 +115,32 @@ class Gallery:
         return window[0, : begin + _TOKENS]
 
 
+def _names(given: Sequence[str] | None, classes: int) -> list[str]:
+    """What the classes are called in pictures: by their numbers, where one has no name, or letters that we have not."""
+    numbers = list(map(str, range(classes)))
+    return [name if name.isascii() else number for name, number in zip(given or numbers, numbers, strict=True)]
+
+
 def confusion(labels: npt.NDArray[Any], chosen: npt.NDArray[Any], classes: int) -> npt.NDArray[np.int64]:
     """(classes, classes): examples by their label and by what was chosen."""
     # int64: labels of few bits would wrap around.
     return np.bincount(labels.astype(np.int64) * classes + chosen, minlength=classes**2).reshape(classes, classes)
 
 
-def _matrix(counts: npt.NDArray[np.int64]) -> Pixels:
+def _matrix(counts: npt.NDArray[np.int64], names: list[str]) -> Pixels:
     """Rows are labels, columns what was chosen; darker is more of the row."""
     cell = max(8, min(40, 640 // len(counts)))
-    image = Image.new("RGB", (cell * (len(counts) + 1),) * 2, "white")
+    heads = [name if name == str(i) else f"{i} {name}"[:_HEAD] for i, name in enumerate(names)]
+    left = max(cell, 6 + _LETTER * max(map(len, heads))) if cell >= 16 else cell
+    image = Image.new("RGB", (left + cell * len(counts), cell * (len(counts) + 1)), "white")
     draw = ImageDraw.Draw(image)
     shares = counts / np.maximum(1, counts.sum(1, keepdims=True))
     for i, row in enumerate(shares):
         if cell >= 16:
-            draw.text((3, (i + 1) * cell + 3), str(i), "black")
-            draw.text(((i + 1) * cell + 3, 3), str(i), "black")
+            draw.text((3, (i + 1) * cell + 3), heads[i], "black")
+            draw.text((left + i * cell + 3, 3), str(i), "black")
         for j, share in enumerate(row):
-            corner = ((j + 1) * cell, (i + 1) * cell)
+            corner = (left + j * cell, (i + 1) * cell)
             shade = int(255 * (1 - share))
             draw.rectangle((*corner, corner[0] + cell - 2, corner[1] + cell - 2), (shade, shade, 255))
             if counts[i, j] and cell >= 24:
@@ -140,14 +151,14 @@ def _matrix(counts: npt.NDArray[np.int64]) -> Pixels:
 def _sheet(images: npt.NDArray[Any], captions: list[str], side: int = 96) -> Pixels:
     """Pictures beside each other, four in a row, each with a caption."""
     rows = -(-len(images) // 4)
-    sheet = Image.new("RGB", (4 * (side + 8), rows * (side + 24)), "white")
+    sheet = Image.new("RGB", (4 * (side + 8), rows * (side + _CAPTION)), "white")
     draw = ImageDraw.Draw(sheet)
     for i, (pixels, caption) in enumerate(zip(images, captions, strict=True)):
         values = pixels.astype(np.float64).squeeze(-1) if pixels.shape[-1] == 1 else pixels.astype(np.float64)
         values = np.nan_to_num(values)
         values = (values - values.min()) / max(1e-9, float(np.ptp(values)))
         one = Image.fromarray((255 * values).astype(np.uint8)).convert("RGB").resize((side, side))
-        corner = (i % 4 * (side + 8), i // 4 * (side + 24))
+        corner = (i % 4 * (side + 8), i // 4 * (side + _CAPTION))
         sheet.paste(one, corner)
         draw.text((corner[0], corner[1] + side + 4), caption, "black")
     return np.asarray(sheet)

@@ -1,6 +1,7 @@
 """The dataset that the flags name."""
 
 import dataclasses
+from typing import Any
 
 from input_pipeline import cache, dataset, remote
 from input_pipeline.dataset import Dataset
@@ -12,17 +13,25 @@ from trainer.errors import UserError
 
 def load_dataset(config: Config) -> Dataset:
     """The dataset that the flags name, checked, split and cached."""
-    load, arguments = plugins.resolve(config.dataset, "dataset", "input_pipeline", "load")
     try:
-        if callable(load):
-            offered = {"data_dir": remote.local(config.data_dir)} if config.data_dir else {}
-            if isinstance(arguments.get("data_dir"), str):
-                arguments = {**arguments, "data_dir": remote.local(arguments["data_dir"])}
-            load = plugins.call(load, arguments, offered, flag="dataset", spec=config.dataset)
-        prepared = dataset.prepare(load, config.validation_fraction)
+        prepared = dataset.prepare(loaded(config.dataset, config.data_dir), config.validation_fraction)
         return dataclasses.replace(prepared, train=cache.cached(prepared.train, config.cache))
     except DataError as error:
         raise data_error(config, error) from error
+
+
+def loaded(spec: str, data_dir: str = "") -> Any:
+    """What a dataset's loader returns; one that is made of others asks for this function, as `load_dataset`.
+
+    Args:
+      spec: name(arg=value) or my_pkg.my_module:load(arg=value).
+      data_dir: for a loader that takes it; it may be a URL, as one among the arguments may.
+    """
+    load, arguments = plugins.resolve(spec, "dataset", "input_pipeline", "load")
+    if not callable(load):
+        return load
+    offered = remote.localized({"data_dir": data_dir} if data_dir else {}) | {"load_dataset": loaded}
+    return plugins.call(load, remote.localized(arguments), offered, flag="dataset", spec=spec)
 
 
 def data_error(config: Config, error: DataError) -> UserError:
