@@ -18,6 +18,8 @@ from typing import Any
 
 import yaml
 
+from trainer.errors import BUSY, PREEMPTED, USER_ERROR
+
 Manifest = dict[str, Any]
 _LABEL = "app.kubernetes.io/instance"
 
@@ -168,9 +170,9 @@ def _job_spec(run: argparse.Namespace, hosts: Sequence[str], restarts: int) -> M
             "rules": [
                 {
                     "action": "FailJob",
-                    "onExitCodes": {"containerName": "node", "operator": "In", "values": [2, 66, 76, 78]},
+                    "onExitCodes": {"containerName": "node", "operator": "In", "values": [USER_ERROR, BUSY]},
                 },
-                {"action": "Ignore", "onExitCodes": {"containerName": "node", "operator": "In", "values": [75]}},
+                {"action": "Ignore", "onExitCodes": {"containerName": "node", "operator": "In", "values": [PREEMPTED]}},
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             ]
         },

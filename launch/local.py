@@ -30,9 +30,9 @@ from typing import IO
 
 from launch.autopsy import Standstill, kills_for_memory, lack_of_memory
 from trainer import console, host_memory
+from trainer.errors import BUSY, OK, PREEMPTED, USER_ERROR
 
-FINAL = (0, 2, 66, 76, 78)  # done; or what another start would meet again: trainer/errors.py
-USER_ERROR = 2
+FINAL = (OK, USER_ERROR, BUSY)  # done; or what another start would meet again
 MOST_STARVED = 2  # times that a group is killed for lack of memory before it is given up
 GRACE = 4.0  # seconds that the others have to end by themselves once one has failed
 PARTING = 30.0  # seconds that they have once the chief, who leaves last, is done
@@ -72,7 +72,9 @@ def main(argv: Sequence[str]) -> int:
         if code == -signal.SIGKILL and kills_for_memory() > before:
             starved += 1
             print(f"launch: {lack_of_memory()}", flush=True)
-        if starved == MOST_STARVED or (code not in (0, 75) and standstill.ended() and restarts < arguments.restarts):
+        if starved == MOST_STARVED or (
+            code not in (OK, PREEMPTED) and standstill.ended() and restarts < arguments.restarts
+        ):
             why = "as it is, it will not fit" if starved == MOST_STARVED else "several starts saved no further step"
             print(f"launch: exit code {code}; not started again: {why}", flush=True)
             return code if code >= 0 else 128 - code
@@ -81,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         elif signals.stop or restarts == arguments.restarts or code in FINAL:
             return code if code >= 0 else 128 - code
         else:
-            size = min(size + (code != 75), len(sizes) - 1)
+            size = min(size + (code != PREEMPTED), len(sizes) - 1)
             pause = min(30.0, 0.5 * 2**restarts)
             restarts += 1
         print(f"launch: exit code {code}; {sizes[size]} processes start in {pause:g}s", flush=True)

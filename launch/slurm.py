@@ -35,11 +35,11 @@ trap : TERM  # this shell stays, to queue the job again once its tasks have save
 srun --kill-on-bad-exit=0 --wait=60 --label {python} -m trainer {flags}
 code=$?
 
-# 0: done. 2, 66, 76, 78: another start would meet the same. 75: told to stop, and saved. All else: something was
+# 0: done. 2, 76: another start would meet the same. 75: told to stop, and saved. All else: something was
 # lost on the way, which counts as a restart.
 again=no
 case $code in
-  0 | 2 | 66 | 76 | 78) ;;
+  0 | 2 | 76) ;;
   75) again=yes ;;
   *) [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ] && again=yes ;;
 esac

@@ -108,9 +108,6 @@ class Presence:
             if isinstance(hello.get("process"), int):
                 self._there[hello["process"]] = connection
 
-    def checksums(self) -> list[int]:
-        return []  # each variable is on one server
-
     def close(self) -> None:
         """Says goodbye to all."""
         for connection in self._there.values():
@@ -154,6 +151,9 @@ class ParameterServer(TFDistribute):
 
     def flops(self, spec: Any) -> float:
         return 0.0  # workers come and go: no peak is theirs
+
+    def checksums(self) -> list[int]:
+        return []  # each variable is on one server
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
         for i, outcome in enumerate(self._computed(self._train_on_worker, block, range(first, first + count))):
