@@ -10,6 +10,7 @@ from tests.forks import trainer
 from trainer import backend
 from trainer.errors import UserError
 
+MISSPELT = ("mlp(units=os.getpid())", "mlp(3)", "mlp(units=1, units=2)", "mlp(units=1)(units=2)", "mlp(**{'units': 1})")
 MODULE = """
 import keras
 import numpy as np
@@ -348,7 +349,7 @@ def project(tmp_path):
         (["--log_every=5parsecs"], ["--log_every=5parsecs", "not an interval"]),
         (["--model=mlpp"], ["--model=mlpp", "did you mean 'mlp'"]),
         (["--model=mlp(unit=3)"], ["--model=mlp(unit=3)", "unexpected keyword argument 'unit'", "units"]),
-        (["--model=mlp(units=os.getpid())"], ["--model", "literal values"]),
+        *((["--model=" + spec], ["--model", "literal values"]) for spec in MISSPELT),
         (["--dataset=digit"], ["--dataset=digit", "did you mean 'digits'"]),
         (["--optimizer=adamx"], ["--optimizer=adamx", "adamw"]),
         (["--optimizer=sgd(speed=1)"], ["--optimizer=sgd(speed=1)", "speed"]),

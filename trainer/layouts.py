@@ -202,8 +202,9 @@ def _rules(name: str, given: Any) -> list[Rule]:
         rules = [(str(pattern), tuple(axes)) for pattern, axes in given]
         for pattern, axes in rules:
             re.compile(pattern)
-            assert all(axis is None or isinstance(axis, str) for axis in axes)
-    except (TypeError, ValueError, AssertionError, re.error) as error:
+            if not all(axis is None or isinstance(axis, str) for axis in axes):
+                raise ValueError(f"axes {axes}")
+    except (TypeError, ValueError, re.error) as error:
         raise UserError(
             "layout",
             name,

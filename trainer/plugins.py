@@ -35,10 +35,12 @@ def parse(spec: str, flag: str) -> tuple[str, str, dict[str, Any]]:
         return module, attribute, {}
     try:
         call = ast.parse(f"f({rest}", mode="eval").body
-        assert isinstance(call, ast.Call) and not call.args
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError
         arguments = {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
-        assert len(arguments) == len(call.keywords)
-    except (SyntaxError, ValueError, AssertionError):
+        if len(arguments) != len(call.keywords):  # some without a name, or twice
+            raise ValueError
+    except (SyntaxError, ValueError):
         raise UserError(
             flag,
             spec,
