@@ -113,8 +113,8 @@ class Tokens:
         return (x, y, counts) if self.weighs else (x, y)
 
 
-def tokens(weighs=False):
-    return {"train": Tokens(300, weighs), "evaluation": Tokens(77, weighs), "classes": 20}
+def tokens(weighs=False, held=None):
+    return {"train": Tokens(300, weighs), "evaluation": Tokens(77, weighs if held is None else held), "classes": 20}
 
 
 class Surprise(keras.metrics.Mean):
@@ -558,6 +558,16 @@ def test_places_are_weighed_by_the_source_the_model_s_mask_or_the_loss(project):
     run, flags = project / "all", ("--dataset=my_project:tokens", "--model=my_project:tagger")
     trainer("--backend=jax", *flags, "--replicas=2", "--steps=10", "--log_every=1", f"--run_dir={run}", cwd=project)
     assert deviation([found[0][step] for step in range(10)], curve(run)) > 1e-3  # padding, where it counts, shows
+
+
+def test_a_metric_of_elements_is_weighed_as_the_loss_is(project):
+    """Whether examples or places in them have weights: of the former are those of a padded evaluation."""
+    for i, weights in enumerate(("weighs=True", "weighs=True, held=False", "held=True")):
+        flags = (f"--dataset=my_project:tokens({weights})", "--model=my_project:surprised", "--steps=5")
+        trainer("--backend=jax", *flags, f"--run_dir={project / str(i)}", cwd=project)
+        final = summary(project / str(i))["final"]
+        assert final["surprise"] == pytest.approx(final["loss"], rel=1e-5)
+        assert final["val_surprise"] == pytest.approx(final["val_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize(

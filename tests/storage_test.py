@@ -142,9 +142,9 @@ def test_a_death_at_every_call_of_a_save(tmp_path):
 
 @pytest.mark.long
 def test_slow_storage_costs_saves_and_not_steps(tmp_path):
-    """A write takes 12 s: the save that comes meanwhile waits for 10 s and is left out; the last one is not."""
+    """A write takes 20 s: the save that comes meanwhile waits for 10 s and is left out; the last one is not."""
     flags = (*FLAGS, "--steps=60", f"--run_dir={tmp_path}")
-    ran = trainer(*flags, LD_PRELOAD=shim(), SHIM_SLOW_FSYNC="12")
+    ran = trainer(*flags, LD_PRELOAD=shim(), SHIM_SLOW_FSYNC="20")
     assert "a checkpoint is left out, the 1. so far: the one before is still being written" in ran.stderr
     saved = sorted(p.name for p in (tmp_path / "checkpoints").glob("0*"))
     assert saved[-1] == "00000060" and len(saved) < 4

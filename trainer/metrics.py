@@ -2,7 +2,7 @@
 
 import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -82,7 +82,8 @@ def build_metrics(config: Config, metrics: CompileMetrics, dataset: Dataset, y: 
     if own := [metric for metric in metrics.metrics if not _is_known(metric)]:
         names = " or ".join(repr(metric.name) for metric in own)
         _, y, *given = read(dataset.train, np.arange(EXAMPLES) % len(dataset.train))
-        weights = np.ones_like(given[0] if given else np.ones(EXAMPLES))
+        # Of examples where an evaluation is padded, whatever the dataset weighs.
+        weights = [np.ones(EXAMPLES), *map(np.ones_like, given)]
         wrong = _tried(metrics, names, y, y_pred, weights)
         if wrong:  # such as a perplexity: its elements are to be weighed
             for metric in own:
@@ -194,15 +195,19 @@ def over_batches(function: Callable[[Any], Any], examples: Any, batch: int) -> A
     return keras.tree.map_structure(lambda t: ops.convert_to_numpy(t).sum(0), ops.map(function, batches))
 
 
-def _tried(metrics: CompileMetrics, own: str, y: Any, y_pred: Any, weights: Any) -> str:
+def _tried(metrics: CompileMetrics, own: str, y: Any, y_pred: Any, weights: Sequence[Any]) -> str:
     """What is wrong where a few examples don't give what each gives alone, or those of weight 0 count; else ''.
 
     Args:
       metrics, y_pred: as for build_metrics().
       own: names of those that are not Keras's, in words.
       y: the labels of EXAMPLES examples; what the model would say of them is drawn.
-      weights: ones, in the shape of the examples' weights.
+      weights: ones, in each shape in which the examples' weights may come.
     """
+    return next(filter(None, (_tried_with(metrics, own, y, y_pred, each) for each in weights)), "")
+
+
+def _tried_with(metrics: CompileMetrics, own: str, y: Any, y_pred: Any, weights: Any) -> str:
     start = [ops.convert_to_numpy(v) for v in metrics.variables]  # on no device, nor on all of them
     given = y, drawn(y_pred), weights.astype(np.float32)
 
