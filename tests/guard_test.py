@@ -3,6 +3,7 @@
 import json
 import time
 
+import numpy as np
 import pytest
 
 from input_pipeline import order
@@ -147,7 +148,7 @@ def test_steps_whose_scaled_loss_overflows_are_steps(backend, tmp_path):
     """The optimizer leaves them out, and does not count them: saves, and what goes on from them, do."""
     (tmp_path / "overflowing.py").write_text(OVERFLOWING)
     flags = ("--model=overflowing:build", "--precision=mixed_float16", f"--backend={backend}", "--log_every=1")
-    flags += ("--save_every=10", "--keep=9", "--evaluate_every=never")
+    flags += ("--save_every=10", "--keep=9", "--evaluate_every=never", "--schedule=constant(warmup_steps=30)")
     for run, ends in (("whole", [40]), ("parts", [17, 40])):
         for steps in ends:
             trainer(*flags, f"--steps={steps}", f"--run_dir={run}", cwd=tmp_path)
@@ -158,6 +159,10 @@ def test_steps_whose_scaled_loss_overflows_are_steps(backend, tmp_path):
     assert 0 < len(left_out) < 20
     assert summary(parts)["weights_sha256"] == summary(whole)["weights_sha256"]
     assert [line["ids"] for line in lines(parts)] == [line["ids"] for line in lines(whole)]
+    counted = np.cumsum([any(line["gradient_norms"].values()) for line in lines(whole)])  # which schedules follow
+    for run in (whole, parts):
+        rates = [line["learning_rate"] for line in lines(run)]
+        assert rates == pytest.approx(1e-3 * np.minimum(1, counted / 30))
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])

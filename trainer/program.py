@@ -97,10 +97,13 @@ class Program:
         """Learning rate of the step after so many, of several optimizers the first's."""
         first = optimizers.each_of(self.optimizer)[0]
         schedule = first._learning_rate
-        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule) and not self.scales_loss:
+        changes = isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
+        if changes and not self.scales_loss:
             return float(keras.ops.convert_to_numpy(schedule(keras.ops.convert_to_tensor(step))))
-        # To look at the variable is to wait for the steps in flight. Of a Keras optimizer, callbacks alone set it.
-        if self._constant is None or self.config.callbacks or not type(first).__module__.startswith("keras."):
+        # To look at the variables is to wait for the steps in flight. Of a Keras optimizer without a schedule,
+        # callbacks alone change it; with one, where the loss is scaled, it follows the steps that were not left out.
+        changes |= bool(self.config.callbacks) or not type(first).__module__.startswith("keras.")
+        if self._constant is None or changes:
             self._constant = float(keras.ops.convert_to_numpy(first.learning_rate))
         return self._constant
 
