@@ -366,10 +366,15 @@ def falling():
     return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8)
 
 
-def note(path):
-    return keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: open(path, "a").write(f"{epoch} {sorted(logs)}\\n")
-    )
+class Note(keras.callbacks.Callback):
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def on_epoch_end(self, epoch, logs=None):
+        optimizer = self.model.optimizer
+        rate, steps = float(optimizer.learning_rate), int(optimizer.iterations)
+        open(self.path, "a").write(f"{epoch} {rate:.3g} {steps} {sorted(logs)}\\n")
 """
 
 
@@ -682,10 +687,10 @@ def test_the_optimizer_of_a_compiled_model(project):
     assert curve(project / "None") == curve(project / "1024.0")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_keras_callbacks(backend, project):
+@pytest.mark.parametrize("where", [("--backend=jax",), ("--strategy=mirrored", "--devices=2")])
+def test_keras_callbacks(where, project):
     trainer(
-        f"--backend={backend}",
+        *where,
         "--dataset=my_project:data",
         "--model=my_project:net",
         "--epochs=30",
@@ -693,7 +698,7 @@ def test_keras_callbacks(backend, project):
         "--validation_fraction=0.2",
         "--callbacks=ReduceLROnPlateau(patience=1, factor=0.5, min_delta=0.5)",
         "--callbacks=EarlyStopping(monitor='val_accuracy', patience=4, min_delta=0.5)",
-        "--callbacks=my_project:note(path='notes.txt')",
+        "--callbacks=my_project:Note(path='notes.txt')",
         "--run_dir=run",
         cwd=project,
     )
@@ -703,7 +708,7 @@ def test_keras_callbacks(backend, project):
     assert summary(project / "run")["status"] == "stopped by a callback"
     assert logged[-1]["step"] < 30 * 25
     notes = (project / "notes.txt").read_text().splitlines()
-    assert notes[0] == "0 ['accuracy', 'learning_rate', 'loss', 'val_accuracy', 'val_loss']"
+    assert notes[0] == "0 0.02 25 ['accuracy', 'learning_rate', 'loss', 'val_accuracy', 'val_loss']"
     assert len(notes) == sum("val_loss" in line for line in logged)
 
 

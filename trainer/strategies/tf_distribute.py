@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -24,14 +23,10 @@ from trainer.step import mean_gradients, mean_state
 from trainer.strategies import tf_flops
 from trainer.strategies.base import Block, Strategy, nothing_again, quickest
 from trainer.strategies.tf_call import Compiled
-from trainer.strategies.tf_sums import add, add_in_tree_order, add_over_processes, assign, at, repeat, sum_of_leaves
+from trainer.strategies.tf_sums import add, add_in_tree_order, add_over_processes, at, repeat, sum_of_leaves
+from trainer.strategies.tf_variables import assign, let_python_read_numbers, on_host
 from trainer.sums import Outcome, Sums, Totals
 from trainer.tree import Tree
-
-
-def _on_host(variable: keras.Variable) -> np.ndarray:
-    """Its value, on CPUs without a copy. By way of one dim: of none, numpy takes no bfloat16 from TensorFlow."""
-    return np.asarray(tf.reshape(variable.value, [-1])).reshape(variable.shape)
 
 
 class TFDistribute(Strategy):
@@ -49,6 +44,7 @@ class TFDistribute(Strategy):
     def __init__(
         self, strategy: "tf.distribute.Strategy", description: str, exact: bool, cluster: Cluster = ALONE
     ) -> None:
+        let_python_read_numbers()
         self._strategy = strategy
         self.devices = strategy.num_replicas_in_sync
         self._in_tree_order = exact
@@ -61,7 +57,7 @@ class TFDistribute(Strategy):
 
     def compile(self, program: Program) -> None:
         self._program = program
-        program.to_host = _on_host
+        program.to_host = on_host
         self._objective = program.objective
         self._local_replicas = program.replicas // self.devices
         for optimizer in each_of(program.optimizer):

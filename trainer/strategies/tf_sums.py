@@ -70,14 +70,3 @@ def add_over_processes(context: Any, vectors: list[Any], chunk: int = 2**20) -> 
         gathered = context.all_gather(nodes[:, first : first + chunk], axis=0)
         sums.append(Tree.add_up(tf.unstack(gathered, num=count), tf.add))
     return tf.concat(sums, 0)
-
-
-def assign(variables: list[Any], values: list[Any]) -> None:
-    """Sets each device's own copy; all devices pass the same values, so nothing is reduced."""
-
-    def update(strategy: Any, values: list[Any]) -> None:
-        for variable, value in zip(variables, values, strict=True):
-            strategy.extended.update(variable.value, lambda v, x: v.assign(x), (value,), group=False)
-
-    if variables:
-        tf.distribute.get_replica_context().merge_call(update, (values,))
