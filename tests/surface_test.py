@@ -98,6 +98,15 @@ def test_precisions(strategy, precision, tmp_path):
     assert summary(tmp_path)["final"]["test_accuracy"] > least
 
 
+def test_gradients_of_several_dtypes_are_clipped_by_one_norm(tmp_path):
+    """Those of dense in bfloat16 are, for its last layer is in float32."""
+    flags = ("--model=dense", "--precision=bfloat16", "--optimizer=sgd(global_clipnorm=0.5)", "--learning_rate=0.5")
+    for backend in ("tensorflow", "jax"):
+        trainer(*flags, f"--backend={backend}", "--steps=20", "--log_every=1", f"--run_dir={tmp_path / backend}")
+    one, other = curve(tmp_path / "tensorflow"), curve(tmp_path / "jax")
+    assert one == pytest.approx(other, rel=0.02) and one[-1] < one[0]
+
+
 @pytest.mark.parametrize("cache", ["memory", "cache.bin"])
 def test_a_cache_changes_nothing(cache, tmp_path):
     flags = ("--backend=jax", "--dataset=synthetic(examples=500)", "--steps=30", "--log_every=1")

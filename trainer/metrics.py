@@ -112,9 +112,11 @@ def _update(config: Config, metrics: CompileMetrics, symbols: Any) -> None:
             reason = f"has a metric that takes no sample_weight ({error})"
             fix = "give its update_state(y_true, y_pred, sample_weight=None) that argument: padding has weight 0"
         else:
-            y, y_pred, _ = map(shapes, symbols)
-            reason = f"has outputs {y_pred} for labels {y}, which a metric does not take: {error}"
+            y, y_pred, _ = symbols
+            reason = f"has outputs {shapes(y_pred)} for labels {shapes(y)}, which a metric does not take: {error}"
             fix = "let the last layers give what is compared with a label (is a Flatten missing?), or reshape labels"
+            if any("float16" in output.dtype for output in keras.tree.flatten(y_pred)):  # bfloat16, too
+                fix = f"give them dtype='float32', should a metric want that; or {fix}"
         raise UserError("model", config.model, reason, fix) from error
 
 

@@ -200,9 +200,13 @@ class Objective:
 
 
 def mean_gradients(sums: Sums, trainable: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients of the mean loss over the global batch, in the dtypes of the variables."""
-    scale = _scale(sums)
-    return [ops.cast(g * scale, v.dtype) for g, v in zip(sums.gradients, trainable, strict=True)]
+    """Gradients of the mean loss over the global batch, in the variables' dtype; in float32 if they have several.
+
+    An optimizer casts them anyhow; but what it clips by one norm, TensorFlow can't multiply in several dtypes by it.
+    """
+    scale, dtypes = _scale(sums), {keras.backend.standardize_dtype(v.dtype) for v in trainable}
+    dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
+    return [ops.cast(g * scale, dtype) for g in sums.gradients]
 
 
 def _squared_norms(arrays: list[Tensor]) -> Tensor:
