@@ -1,7 +1,7 @@
 """Optimizer and learning-rate schedule: the flags', or those that the model is compiled with."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -36,6 +36,16 @@ def create(config: Config, model: keras.Model, steps: int) -> keras.optimizers.O
     if config.precision == "mixed_float16" and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
+
+
+def build(optimizer: keras.optimizers.Optimizer, trainable: Sequence[keras.Variable]) -> None:
+    """Makes an optimizer's variables: first those of one that is wrapped to scale the loss.
+
+    What it makes within the wrapper's build(), such as Nadam's product of momenta, Keras counts among nobody's
+    variables: on JAX it would never change, on TensorFlow no checkpoint have it.
+    """
+    for each in (getattr(optimizer, "inner_optimizer", optimizer), optimizer):
+        each.build(trainable)
 
 
 def compiled_with(model: keras.Model) -> keras.optimizers.Optimizer | None:

@@ -64,7 +64,7 @@ class Program:
         with scope, draws.on_host(), without_tensorflow():
             self.model, y, y_pred = building.build(config, dataset)
             self.optimizer = optimizers.create(config, self.model, steps)
-            self.optimizer.build(self.model.trainable_variables)
+            optimizers.build(self.optimizer, self.model.trainable_variables)
         self.config = config
         self._as_compiled = not config.optimizer and optimizers.compiled_with(self.model) is not None
         # Whether compile() of the user's model asked for XLA; JAX knows nothing else.
