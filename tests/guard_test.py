@@ -167,7 +167,7 @@ def test_steps_whose_scaled_loss_overflows_are_steps(backend, tmp_path):
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_all_that_an_optimizer_keeps_is_kept_where_the_loss_is_scaled(backend, tmp_path):
-    """Nadam makes a variable that Keras does not see in a wrapped optimizer: a start had it anew, or it never changed."""
+    """Nadam makes a variable that Keras does not see where it is wrapped: each start had it anew, or it stood still."""
     flags = ("--optimizer=nadam", "--log_every=1", "--evaluate_every=never", f"--backend={backend}")
 
     def run(name: str, steps: int, precision: str = "mixed_float16") -> None:
