@@ -80,8 +80,13 @@ def main(name: str = "jax") -> None:
     )
 
 
-def sides(config: Config) -> dict[str, Callable[[], float]]:
-    """Ways of doing the steps of a run from the same weights on the same examples; each returns the mean loss."""
+def sides(config: Config, singly: bool = True) -> dict[str, Callable[[], float]]:
+    """Ways of doing the steps of a run from the same weights on the same examples; each returns the mean loss.
+
+    Args:
+      config: of the run.
+      singly: whether one of them waits for each step.
+    """
     import keras
 
     from trainer.assembly import assemble
@@ -114,12 +119,10 @@ def sides(config: Config) -> dict[str, Callable[[], float]]:
         return float(of_tf_data.fit(data, verbose=0).history["loss"][0])
 
     by_hand = {"jax": _loop_in_jax, "tensorflow": _loop_in_tensorflow}[config.backend](fresh(), x, y, batch)
-    ways = {
-        "ours": training(parts),
-        "ours, a step a call": training(assemble(config, Peers()), most=1),
-        "loop by hand": by_hand,
-        "fit, arrays": fit_arrays,
-    }
+    ways = {"ours": training(parts)}
+    if singly:
+        ways["ours, a step a call"] = training(assemble(config, Peers()), most=1)
+    ways |= {"loop by hand": by_hand, "fit, arrays": fit_arrays}
     return ways | ({"fit, tf.data": fit_tf_data} if importlib.util.find_spec("tensorflow") else {})
 
 

@@ -162,7 +162,7 @@ class Assembly:
         """
         with ledger("compile") if ledger and not self.has_probed else contextlib.nullcontext():
             totals = self.strategy.evaluate(self._probed, 0, 1, self.program.objective.no_totals())
-            return self.program.objective.results(totals)["loss"]
+            return self.program.objective.loss(totals)
 
     @property
     def has_probed(self) -> bool:

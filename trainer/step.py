@@ -175,11 +175,16 @@ class Objective:
         counts = Counts(steps + one, skipped + 1 - one, ops.minimum(first, unhealthy))
         return Totals(totals.amounts + amounts, ops.stack(counts))
 
+    def loss(self, totals: Totals) -> float:
+        """The mean over the examples of some steps."""
+        objective, weight = ops.convert_to_numpy(totals.amounts)[:2]
+        return float(objective / weight) if weight else float("nan")
+
     def results(self, totals: Totals) -> dict[str, float]:
         """'loss' and the metrics over the examples of some steps."""
-        (objective,), (weight,), _, *metrics = np.split(ops.convert_to_numpy(totals.amounts), self._ends[:-1])
-        results = {"loss": float(objective / weight) if weight else float("nan")}
+        results = {"loss": self.loss(totals)}
         if self.metrics.variables:
+            metrics = np.split(ops.convert_to_numpy(totals.amounts), self._ends[:-1])[3:]
             values = [
                 (start + total.reshape(start.shape)).astype(start.dtype)
                 for start, total in zip(self._metrics_start, metrics, strict=True)

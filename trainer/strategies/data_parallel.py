@@ -1,4 +1,4 @@
-"""Compiled steps on JAX where every device has all of the model, and the arrays that they take.
+"""Compiled steps on JAX where every device has all of the model.
 
 Legend of shapes: K steps of a block, V logical replicas, R devices, n = V / R replicas of one device,
 b examples of a replica.
@@ -11,33 +11,57 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.array import ArrayImpl
-from jax._src.lib import xla_client
-from jax.core import ShapedArray
-from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from input_pipeline.pipeline import Batch
 from trainer.strategies.base import Block, quickest
+from trainer.strategies.jax_arrays import REPLICATED, placed, shares_threads
 from trainer.strategies.jax_step import Leaf, Tally, Update
 from trainer.sums import Sums, Totals, Values
 
-REPLICATED = PartitionSpec()
 _LARGE = 2**16  # elements; to copy fewer takes less time than a message's latency
 
 
 class OneProgram:
-    """A loop whose steps are calls of one program; `whole`: how lies what every device has the whole of."""
+    """A loop whose steps are calls of one program.
 
-    program: Any
-    whole: NamedSharding
+    Args:
+      mesh: of the devices.
+      apart: whether each step is a call of its own.
+    """
+
+    program: Any  # (values, totals, block, int32 (3,): first step of the block, how many, number of the first) -> both
+
+    def __init__(self, mesh: jax.sharding.Mesh, apart: bool) -> None:
+        self.mesh, self.apart = mesh, apart
+        self.whole = NamedSharding(mesh, REPLICATED)  # how lies what every device has the whole of
+        self._totals: Totals | None = None  # of the last call
+        self._shares_threads = shares_threads(mesh)
 
     def lower(self, values: Values, block: Block, totals: Totals) -> list[list[jax.stages.Lowered]]:
         """What is called with such a block."""
         return [[self.program.lower(values, placed(totals, self.whole), block, np.zeros(3, np.int32))]]
 
+    def __call__(
+        self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
+    ) -> tuple[Values | None, Totals]:
+        # Fresh totals and those of an earlier call must look alike, or JAX compiles twice.
+        if totals is not self._totals:
+            totals = placed(totals, self.whole)
+        new_values: Values | None = None
+        length = 1 if self.apart else count
+        for i in range(0, count, length):
+            # One array of three numbers, for each array takes a call as long as a small step's arithmetic.
+            numbers = np.array([first + i, length, step + i], np.int32)
+            new_values, totals = self.program(new_values or values, totals, block, numbers)
+            if self._shares_threads:
+                jax.block_until_ready(totals)
+        self._totals = totals
+        return new_values, totals
+
 
 class FastLoop(OneProgram):
-    """All steps of a call in one program; devices add by the backend's collectives.
+    """Steps that devices add up by the backend's collectives, all that are asked for in one program, or each apart.
 
     Where a variable's slots are cut over the devices, so is the work on it: a device gets its share of the
     gradient's sum, makes that share of the update, and all gather the new variable (Xu et al. 2020, arXiv:2004.13336).
@@ -50,6 +74,7 @@ class FastLoop(OneProgram):
       tally: adds a step to the totals.
       shardings: of the values.
       slots: of each trainable variable's slots.
+      apart: whether each step is a call of its own.
     """
 
     def __init__(
@@ -61,11 +86,11 @@ class FastLoop(OneProgram):
         tally: Tally,
         shardings: Values,
         slots: Sequence[NamedSharding],
+        *,
+        apart: bool = False,
     ) -> None:
-        self._mesh, self._leaf, self._update, self._tally = mesh, leaf, update, tally
-        self.whole = NamedSharding(mesh, REPLICATED)
-        self._totals: Totals | None = None  # of the last call
-        self._shares_threads = shares_threads(mesh)
+        super().__init__(mesh, apart)
+        self._leaf, self._update, self._tally = leaf, update, tally
         cut = [slot.spec for slot in slots] if update else []
         self._dims = [spec.index("data") if "data" in spec else None for spec in cut]
         lie = jax.tree.map(lambda sharding: sharding.spec, shardings)
@@ -79,22 +104,11 @@ class FastLoop(OneProgram):
         results = (shardings if update else None, self.whole)
         self.program = jax.jit(self._steps, out_shardings=results, donate_argnums=(0,) if update else ())
 
-    def __call__(
-        self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
-    ) -> tuple[Values | None, Totals]:
-        # Fresh totals and those of an earlier call must look alike, or JAX compiles twice.
-        if totals is not self._totals:
-            totals = placed(totals, self.whole)
-        # One array of three numbers, for each array takes a call as long as a small step's arithmetic.
-        new_values, totals = self.program(values, totals, block, np.array([first, count, step], np.int32))
-        self._totals = jax.block_until_ready(totals) if self._shares_threads else totals
-        return new_values, self._totals
-
     def exchange(self, floats: int) -> float:
         """See Strategy.exchange."""
         add = functools.partial(jax.lax.psum, axis_name="data")
         compiled = jax.jit(
-            jax.shard_map(add, mesh=self._mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False)
+            jax.shard_map(add, mesh=self.mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False)
         )
         vector = placed(np.zeros(floats, np.float32), self.whole)
         return quickest(lambda: jax.block_until_ready(compiled(vector)))
@@ -112,14 +126,15 @@ class FastLoop(OneProgram):
             return values, totals
 
         # The number of turns is not known to the compiler: one program for any.
-        values, totals = jax.lax.fori_loop(0, count, one, (values, totals))
+        start = values, totals
+        values, totals = one(0, start) if self.apart else jax.lax.fori_loop(0, count, one, start)
         return (values if self._update else None), totals
 
     # What follows runs on one device.
 
     def _sums_over_devices(self, values: Values, batches: Batch) -> Sums:
         sums = self._local_sums(values, batches)
-        if self._mesh.size == 1:  # XLA's CPU compiler would keep a sum over one device, as a copy
+        if self.mesh.size == 1:  # XLA's CPU compiler would keep a sum over one device, as a copy
             return sums
         by_dim = list(zip(sums.gradients, self._dims, strict=True))
         uncut = sums._replace(gradients=[g for g, dim in by_dim if dim is None])
@@ -134,7 +149,7 @@ class FastLoop(OneProgram):
 
     def _take_shares(self, arrays: list[Any]) -> list[Any]:
         def share(array: Any, dim: int) -> Any:
-            size = array.shape[dim] // self._mesh.size
+            size = array.shape[dim] // self.mesh.size
             return jax.lax.dynamic_slice_in_dim(array, jax.lax.axis_index("data") * size, size, dim)
 
         return [a if dim is None else share(a, dim) for a, dim in zip(arrays, self._dims, strict=True)]
@@ -173,76 +188,6 @@ def unpacked(arrays: list[Any], like: Sums) -> Sums:
     return jax.tree.unflatten(structure, found)
 
 
-def shares_threads(mesh: jax.sharding.Mesh) -> bool:
-    """Whether devices share threads, so that collectives of several programs in flight would deadlock."""
-    return bool(mesh.size > 1 and mesh.devices.flat[0].platform == "cpu")
-
-
 def at(block: Block, *index: Any) -> Batch:
     """The part of a block at an index of its leading dims."""
     return jax.tree.map(lambda a: a[index], block)
-
-
-def placed(tree: Any, sharding: NamedSharding) -> Any:
-    """Arrays, the same on all processes, as the sharding says.
-
-    Not by jax.device_put alone: from one process's device onto those of several, JAX 0.10 makes an array
-    that can't be taken apart again.
-    """
-
-    def place(array: Any) -> Any:
-        # Equal, not equivalent: on one device many are, and JAX compiles for each of them.
-        if isinstance(array, jax.Array) and array.sharding == sharding:
-            return array
-        if sharding.is_fully_addressable:
-            return jax.device_put(array, sharding)
-        host = np.asarray(array)
-        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-
-    return jax.tree.map(place, tree)
-
-
-def per_device(tree: Any) -> list[Any]:
-    """Each device's own part of global arrays, as arrays of that device."""
-    leaves, structure = jax.tree.flatten(tree)
-    if len(places := leaves[0].sharding.device_set) == 1:
-        # Not the shards, for those of a single device are the global arrays themselves, whose types name the mesh:
-        # JAX would trace and compile for them what it has for a device's.
-        place = SingleDeviceSharding(*places)
-        parts: list[Any] = [[assembled(_type(leaf.shape, leaf.dtype), place, leaf) for leaf in leaves]]
-    else:
-        parts = list(zip(*(leaf._arrays for leaf in leaves), strict=True))  # the shards' data, in a third of the time
-    return [jax.tree.unflatten(structure, part) for part in parts]
-
-
-def copied(trees: Sequence[Any], devices: Sequence[jax.Device]) -> list[Any]:
-    """Copies of trees of one device each, on a device each."""
-    leaves, structure = jax.tree.flatten(list(trees))
-    places = [device for tree, device in zip(trees, devices, strict=True) for _ in jax.tree.leaves(tree)]
-    copies = xla_client.batched_copy_array_to_devices_with_sharding(  # jax.device_put takes 20 µs for each array
-        leaves,
-        [xla_client.DeviceList((place,)) for place in places],
-        [SingleDeviceSharding(place) for place in places],
-        [xla_client.ArrayCopySemantics.ALWAYS_COPY] * len(leaves),
-    )
-    return list(jax.tree.unflatten(structure, copies))
-
-
-def assembled(type_: ShapedArray, sharding: Sharding, *parts: Any) -> jax.Array:
-    """An array of such a type of its parts; make_array_from_single_device_arrays takes three times as long."""
-    return ArrayImpl(type_, sharding, [*parts], committed=True, _skip_checks=True)
-
-
-_type = functools.lru_cache(ShapedArray)  # of an array that is on no mesh
-
-
-def joined(sharding: NamedSharding, trees: Any) -> Any:
-    """Global arrays of each device's part: laid end to end, or one value that all have."""
-    sharded = sharding.spec != REPLICATED
-    factor = len(sharding.mesh.devices.flat) if sharded else 1
-
-    def join(*parts: Any) -> Any:
-        shape = (parts[0].shape[0] * factor, *parts[0].shape[1:]) if sharded else parts[0].shape
-        return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
-
-    return jax.tree.map(join, *trees)

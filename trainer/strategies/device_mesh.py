@@ -24,9 +24,10 @@ from trainer.program import Program
 from trainer.shards import Piece
 from trainer.strategies import jax_compiled, jax_devices, jax_flops, jax_norms, pictures
 from trainer.strategies.base import Block, Result, Strategy
-from trainer.strategies.data_parallel import FastLoop, per_device
+from trainer.strategies.data_parallel import FastLoop
 from trainer.strategies.exact import ExactLoop
 from trainer.strategies.host_values import PINNED, Gathering, OnMesh, assign, copy_by_devices, own_pieces, sum_bits
+from trainer.strategies.jax_arrays import per_device
 from trainer.strategies.jax_step import Leaf, PureStep, summing
 from trainer.strategies.sharded import Placing, ShardedLoop, layout_of, over_replicas
 from trainer.sums import Totals, Values
@@ -74,8 +75,7 @@ class DeviceMesh(Strategy):
         abstract: bool = False,
     ) -> None:
         self.devices, self.cluster = sizes["data"], cluster
-        shape = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
-        self.description = f"{description}, DeviceMesh({shape})"
+        self.description = f"{description}, DeviceMesh({', '.join(f'{axis}={size}' for axis, size in sizes.items())})"
         self.layout, self._exact, self._abstract = layout, exact, abstract
         self.on_cpu = devices[0].platform == "cpu"
         self._sharded = layout.shards_variables or len(sizes) > 1
@@ -220,14 +220,15 @@ class DeviceMesh(Strategy):
         if self._sharded:
             return self._sharded_loop(training)
         leaf = self._step.leaf(training)
-        # XLA's CPU compiler takes its fast convolutions in a program's entry only: they are 10 times
-        # slower in the loops of FastLoop.
-        slow = self.on_cpu and "conv_general" in str(jax.make_jaxpr(leaf)(*self._of_replica(block)))
+        traced = jax.make_jaxpr(leaf)(*self._of_replica(block))
+        # XLA's CPU compiler takes its fast convolutions in a program's entry only: in loops they are 10 times slower.
+        slow = self.on_cpu and "conv_general" in str(traced)
         if slow and self.layout.shards:
             return self._sharded_loop(training)
         if slow or self._exact:
             return ExactLoop(*self._parts(leaf, training)[:5])
-        return self._fast_loop(training)
+        n = self._program.replicas // self.devices
+        return self._fast_loop(training, apart=not self.on_cpu and jax_flops.are_long(traced, n))
 
     def _of_replica(self, block: Block) -> tuple[Values, Batch]:
         """The shapes of what a replica's part of a step takes, of a block or its spec."""
@@ -237,8 +238,8 @@ class DeviceMesh(Strategy):
 
         return self._state.shapes(placed=False), map_structure(shape, block)
 
-    def _fast_loop(self, training: bool) -> FastLoop:
-        return FastLoop(*self._parts(self._step.leaf(training), training))
+    def _fast_loop(self, training: bool, apart: bool = False) -> FastLoop:
+        return FastLoop(*self._parts(self._step.leaf(training), training), apart=apart)
 
     def _sharded_loop(self, training: bool) -> ShardedLoop:
         forward = over_replicas(self._step.forward(training), self._state.shardings.trainable)

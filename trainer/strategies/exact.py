@@ -16,18 +16,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from input_pipeline.pipeline import Batch
 from trainer.strategies.base import Block, quickest
-from trainer.strategies.data_parallel import (
-    REPLICATED,
-    assembled,
-    at,
-    copied,
-    joined,
-    packed,
-    per_device,
-    placed,
-    shares_threads,
-    unpacked,
-)
+from trainer.strategies.data_parallel import at, packed, unpacked
+from trainer.strategies.jax_arrays import REPLICATED, assembled, copied, joined, per_device, placed, shares_threads
 from trainer.strategies.jax_step import Leaf, Tally, Update
 from trainer.sums import Totals, Values
 from trainer.tree import Tree

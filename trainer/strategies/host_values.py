@@ -16,7 +16,7 @@ from keras.src.backend.jax.core import convert_to_tensor
 from trainer.program import Program
 from trainer.shards import Index, Piece
 from trainer.snapshot import Pieces
-from trainer.strategies.data_parallel import placed
+from trainer.strategies.jax_arrays import placed
 from trainer.sums import Values
 
 PINNED = "pinned_host"  # JAX's name of that memory of the host which devices reach by themselves
@@ -119,21 +119,22 @@ def own_pieces(variable: keras.Variable) -> list[Piece]:
 def copy_by_devices(pieces: Mapping[str, list[Piece]]) -> Callable[[], Pieces]:
     """Copying by the devices themselves, beside what they compute, into memory of the host that they can reach.
 
-    Some 20 times as fast as by way of a buffer, one array at a time, which is how JAX fills memory of numpy.
+    Some 20 times as fast as by way of a buffer, one array at a time, which is how JAX fills memory of numpy. Begun at
+    once: to ask for the copies in another thread is to wait for its turn.
     """
+    arrays = [piece.values for of_variable in pieces.values() for piece in of_variable]
+    copies: list[jax.Array] = []
+    for i in range(0, len(arrays), _AT_ONCE):  # those that are asked for are copied while the next are prepared
+        some = arrays[i : i + _AT_ONCE]
+        copies += jax.device_put(some, [array.sharding.with_memory_kind(PINNED) for array in some])
 
-    def copy() -> Pieces:
-        arrays = [piece.values for of_variable in pieces.values() for piece in of_variable]
-        places = [array.sharding.with_memory_kind(PINNED) for array in arrays]
-        copies: list[jax.Array] = []
-        for i in range(0, len(arrays), _AT_ONCE):  # those that are asked for are copied while the next are prepared
-            copies += jax.device_put(arrays[i : i + _AT_ONCE], places[i : i + _AT_ONCE])
+    def copied() -> Pieces:
         remaining = iter(jax.block_until_ready(copies))
         return {
             path: [Piece(start, next(remaining)) for start, _ in of_variable] for path, of_variable in pieces.items()
         }
 
-    return copy
+    return copied
 
 
 @jax.jit

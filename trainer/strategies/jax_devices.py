@@ -17,7 +17,7 @@ from trainer.config import Config
 from trainer.errors import UserError
 from trainer.strategies import jax_compiled
 from trainer.strategies.base import Result
-from trainer.strategies.data_parallel import placed
+from trainer.strategies.jax_arrays import placed
 
 
 def take(config: Config, cluster: Cluster) -> tuple[list[jax.Device], str]:

@@ -1,16 +1,20 @@
 """Counts the floating-point operations of a JAX function, as it is written down."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import jax
+from jax._src.core import jaxprs_in_params
 from jax._src.lib import _jax, xla_client
 from keras.src.backend.jax import nn
 
 from trainer.strategies.base import nothing_again
 
 _attention = nn.dot_product_attention
+# Operations for which an accelerator takes longer than the host for a call: some milliseconds, with hundreds of arrays.
+_LONG = 2e12
 
 
 def count(function: Callable[..., Any], *shapes: Any) -> float:
@@ -29,6 +33,34 @@ def count(function: Callable[..., Any], *shapes: Any) -> float:
     # Of the clients of devices, those of CPUs alone count.
     counted = _jax.hlo_module_cost_analysis(xla_client.make_cpu_client(), program.as_hlo_module())
     return float(counted["flops"])
+
+
+def of_products(jaxpr: Any) -> float:
+    """Operations of a traced function's matrix products and convolutions: of a step all but a few, and found at once.
+
+    A kernel's are left out, and multiplications by the zeros that a convolution is padded or dilated with counted.
+    """
+    total = 0.0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            total += 2.0 * equation.outvars[0].aval.size * math.prod(shape[dim] for dim in contracted)
+        elif equation.primitive.name == "conv_general_dilated":
+            kernel, dims = equation.invars[1].aval, equation.params["dimension_numbers"]
+            total += 2.0 * equation.outvars[0].aval.size * kernel.size / kernel.shape[dims.rhs_spec[0]]
+        turns = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+        total += turns * sum(map(of_products, jaxprs_in_params(equation.params)))
+    return total
+
+
+def are_long(jaxpr: Any, turns: int) -> bool:
+    """Whether steps of so many turns of a traced function are better called one by one.
+
+    A GPU asks the host at each turn of a loop whether there is another: the call returns as the last one begins, and
+    only then is the next call prepared. A step alone is called while those before it are computed.
+    """
+    return turns * of_products(jaxpr) > _LONG
 
 
 def _written_down(*args: Any, **kwargs: Any) -> Any:

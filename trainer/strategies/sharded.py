@@ -27,7 +27,7 @@ from trainer.config import Config
 from trainer.errors import UserError
 from trainer.layouts import Layout
 from trainer.strategies.base import Block
-from trainer.strategies.data_parallel import OneProgram, placed, shares_threads
+from trainer.strategies.data_parallel import OneProgram
 from trainer.strategies.host_values import from_host
 from trainer.strategies.jax_step import Forward, Leaf, Tally, Update
 from trainer.sums import Sums, Totals, Values
@@ -202,24 +202,13 @@ class ShardedLoop(OneProgram):
         shardings: Values,
         slots: Sequence[NamedSharding],
     ) -> None:
-        self._mesh, self._leaf, self._update, self._tally = mesh, leaf, update, tally
+        super().__init__(mesh, apart=True)
+        self._leaf, self._update, self._tally = leaf, update, tally
         self._slots = slots if update else []
         self._shares = mesh.shape[_DATA]
         self.turns = replicas // self._shares
-        self.whole, self._shares_threads = NamedSharding(mesh, PartitionSpec()), shares_threads(mesh)
         results = (shardings if update else None, self.whole)
         self.program = jax.jit(self._step, out_shardings=results, donate_argnums=(0,) if update else ())
-
-    def __call__(
-        self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
-    ) -> tuple[Values | None, Totals]:
-        totals = placed(totals, self.whole)
-        for i in range(count):
-            new_values, totals = self.program(values, totals, block, np.array([first + i, 1, step + i], np.int32))
-            values = new_values or values
-            if self._shares_threads:
-                jax.block_until_ready(totals)
-        return values if self._update else None, totals
 
     def exchange(self, floats: int) -> float:
         """See Strategy.exchange: what XLA moves here is no one sum."""
@@ -243,7 +232,7 @@ class ShardedLoop(OneProgram):
     def _by_turn(self, array: Any) -> Any:
         """(V, b, ...) -> (n, R, b, ...): in turn j, share d takes its j-th replica."""
         by_turn = array.reshape(self._shares, self.turns, *array.shape[1:]).swapaxes(0, 1)
-        return jax.lax.with_sharding_constraint(by_turn, NamedSharding(self._mesh, PartitionSpec(None, _DATA)))
+        return jax.lax.with_sharding_constraint(by_turn, NamedSharding(self.mesh, PartitionSpec(None, _DATA)))
 
     def _sums(self, values: Values, batches: Batch) -> Sums:
         sums = self._leaf(values, batches)
