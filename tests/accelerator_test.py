@@ -1,4 +1,4 @@
-"""What is done on accelerators otherwise than on CPUs does the same: copies for a save, feeding, counting operations.
+"""What is done on accelerators otherwise than on CPUs does the same: copies for a save, feeding, long steps, FLOPs.
 
 Here on CPUs, where it is not what a run takes, but possible.
 """
@@ -9,6 +9,7 @@ import sys
 from tests.running import REPOSITORY, environment
 
 COPY = """
+import dataclasses
 import itertools
 import numpy as np
 import pytest
@@ -49,6 +50,42 @@ for source, shuffled, first in ((parts.dataset.train, True, 3), (parts.dataset.v
         fed.append([jax.tree.map(np.asarray, block) for block in itertools.islice(blocks, 4)])
     assert len(fed[0]) == len(fed[1]) > 0
     assert all((a == b).all() for a, b in zip(*map(jax.tree.leaves, fed), strict=True))
+
+# Steps called one by one are those of a loop, and long ones are called so.
+def trained(apart):
+    parts = assemble(dataclasses.replace(config, layout="replicated"), Peers())
+    strategy, totals = parts.strategy, parts.program.objective.no_totals()
+    block = next(strategy.feed(parts.pipeline(parts.dataset.train, shuffled=True)))
+    strategy._make_loop = lambda training, block: strategy._fast_loop(training, apart)
+    for first, count in ((0, 1), (1, 3)):
+        totals = strategy.train(block, first, count, first, totals)
+    assert totals.counted.steps == 4
+    evaluated = strategy.evaluate(block, 0, 2, parts.program.objective.no_totals())
+    assert evaluated.counted.steps == 2
+    del strategy._make_loop
+    strategy.on_cpu = strategy._exact = False
+    assert not strategy._make_loop(True, block).apart
+    jax_flops._LONG, long = 1e6, jax_flops._LONG
+    assert strategy._make_loop(True, block).apart
+    jax_flops._LONG = long
+    return [*parts.program.values().values(), np.asarray(totals.amounts), np.asarray(evaluated.amounts)]
+
+for together, singly in zip(trained(apart=False), trained(apart=True), strict=True):
+    np.testing.assert_allclose(together, singly, rtol=1e-5, atol=1e-7)
+
+# Nearly all operations of a step are those of its products.
+images, language = "synthetic(shape=(32, 32, 3), classes=10)", "transformer(width=32, depth=1, heads=2, groups=1)"
+for model, dataset in (("resnet(width=4)", images), (language, "text(context=16)")):
+    parts = assemble(dataclasses.replace(config, layout="replicated", model=model, dataset=dataset), Peers())
+    spec = parts.pipeline(parts.dataset.train, shuffled=True).spec
+    leaf, counted = parts.strategy._step.leaf(True), parts.strategy.flops(spec)
+    of_products = jax_flops.of_products(jax.make_jaxpr(leaf)(*parts.strategy._of_replica(spec)))
+    assert 0.7 < of_products * parts.program.replicas / counted < 1.4, (model, of_products, counted)
+
+def turns(x):
+    return jax.lax.scan(lambda x, _: (x @ x, None), x, length=3)[0]
+
+assert jax_flops.of_products(jax.make_jaxpr(turns)(np.zeros((4, 4)))) == 3 * 2 * 4**3
 
 # Attention is counted as written down, though a kernel be asked for.
 batch, time, width = 2, 64, 32

@@ -38,7 +38,7 @@ def count(function: Callable[..., Any], *shapes: Any) -> float:
 def of_products(jaxpr: Any) -> float:
     """Operations of a traced function's matrix products and convolutions: of a step all but a few, and found at once.
 
-    A kernel's are left out, and multiplications by the zeros that a convolution is padded or dilated with counted.
+    A kernel's are left out, and multiplications by the zeros that a convolution is padded with counted.
     """
     total = 0.0
     for equation in jaxpr.eqns:
@@ -48,7 +48,8 @@ def of_products(jaxpr: Any) -> float:
             total += 2.0 * equation.outvars[0].aval.size * math.prod(shape[dim] for dim in contracted)
         elif equation.primitive.name == "conv_general_dilated":
             kernel, dims = equation.invars[1].aval, equation.params["dimension_numbers"]
-            total += 2.0 * equation.outvars[0].aval.size * kernel.size / kernel.shape[dims.rhs_spec[0]]
+            of_output = kernel.size / kernel.shape[dims.rhs_spec[0]] / math.prod(equation.params["lhs_dilation"])
+            total += 2.0 * equation.outvars[0].aval.size * of_output
         turns = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
         total += turns * sum(map(of_products, jaxprs_in_params(equation.params)))
     return total
