@@ -64,7 +64,8 @@ def load(parts: Mapping[str, float], load_dataset: Callable[[str], Any]) -> Data
       load_dataset: loads one by its name and arguments.
 
     Raises:
-      DataError: a share is not positive, or examples are not of one structure, of the same classes, changed alike.
+      DataError: a share is not positive, or examples are not of one structure, of the same classes or tokens, or
+        changed alike.
     """
     if not parts or min(parts.values()) <= 0:
         raise DataError(f"shares must be positive: {dict(parts)}")
@@ -97,7 +98,10 @@ def load(parts: Mapping[str, float], load_dataset: Callable[[str], Any]) -> Data
     names = [each for each in different("class_names") if each is not None]
     if len(names) > 1:
         raise DataError(f"a label is not of one class in all its parts: they are {names[0]} here and {names[1]} there")
-    decodes = different("decode")
+    decodes = [each for each in different("decode") if each is not None]
+    tokens = np.arange(min(classes, default=0), dtype=np.int32)
+    if len(decodes) > 1 and len({each(tokens) for each in decodes}) > 1:
+        raise DataError("a token is not of one text in all its parts: give all the same tokenizer")
     own = any(data.validation is not data.evaluation for data in loaded.values())
     return Dataset(
         Mixture([data.train for data in loaded.values()], list(parts.values())),
@@ -105,6 +109,6 @@ def load(parts: Mapping[str, float], load_dataset: Callable[[str], Any]) -> Data
         max(classes, default=None),
         mixed("validation") if own else None,
         augments[0],
-        decodes[0] if len(decodes) == 1 else None,
+        decodes[0] if decodes else None,
         names[0] if names and len(names[0]) == max(classes) else None,
     )

@@ -6,9 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-from input_pipeline import text
+from input_pipeline import mixture, text
 from input_pipeline.source import DataError
 from tests.running import environment, summary, trainer
+from trainer import loading
 
 
 def test_tokens_of_a_sentencepiece_model(tmp_path):
@@ -27,6 +28,19 @@ def test_tokens_of_a_sentencepiece_model(tmp_path):
     assert "said 1" in loaded.decode(x.ravel()) and "said 0" not in loaded.decode(x.ravel())  # which is held out
     with pytest.raises(DataError, match="no model of SentencePiece"):
         text.load(str(tmp_path), "*.txt", tokenizer=str(files[0]))
+
+    def mixed(*models):
+        pairs = zip(files, models, strict=False)
+        parts = [f"text(data_dir='{file}',context=16,tokenizer='{tmp_path / model}.model')" for file, model in pairs]
+        return mixture.load(dict.fromkeys(parts, 1), loading.loaded)
+
+    both = mixed("small", "small")
+    assert both.classes == 32 and "through any failure" in both.decode(both.train.read(np.arange(8))[0].ravel())
+    upper = tmp_path / "upper.txt"
+    upper.write_text("".join(file.read_text().upper() for file in files))
+    sentencepiece.SentencePieceTrainer.train(input=str(upper), model_prefix=tmp_path / "other", vocab_size=32)
+    with pytest.raises(DataError, match="give all the same tokenizer"):
+        mixed("small", "other")
 
 
 PRESET = """
