@@ -165,7 +165,7 @@ def test_steps_whose_scaled_loss_overflows_are_steps(backend, tmp_path):
         assert rates == pytest.approx(1e-3 * np.minimum(1, counted / 30))
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=pytest.mark.long), "jax"])
 def test_all_that_an_optimizer_keeps_is_kept_where_the_loss_is_scaled(backend, tmp_path):
     """Nadam makes a variable that Keras does not see where it is wrapped: each start had it anew, or it stood still."""
     flags = ("--optimizer=nadam", "--log_every=1", "--evaluate_every=never", f"--backend={backend}")

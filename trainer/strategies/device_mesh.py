@@ -222,7 +222,7 @@ class DeviceMesh(Strategy):
         leaf = self._step.leaf(training)
         traced = jax.make_jaxpr(leaf)(*self._of_replica(block))
         # XLA's CPU compiler takes its fast convolutions in a program's entry only: in loops they are 10 times slower.
-        slow = self.on_cpu and "conv_general" in str(traced)
+        slow = self.on_cpu and jax_flops.convolves(traced)
         if slow and self.layout.shards:
             return self._sharded_loop(training)
         if slow or self._exact:

@@ -1,7 +1,7 @@
-"""Counts the floating-point operations of a JAX function, as it is written down."""
+"""What a JAX function computes: its floating-point operations, as it is written down."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -15,6 +15,7 @@ from trainer.strategies.base import nothing_again
 _attention = nn.dot_product_attention
 # Operations for which an accelerator takes longer than the host for a call: some milliseconds, with hundreds of arrays.
 _LONG = 2e12
+_CONVOLUTION = "conv_general_dilated"
 
 
 def count(function: Callable[..., Any], *shapes: Any) -> float:
@@ -41,18 +42,31 @@ def of_products(jaxpr: Any) -> float:
     A kernel's are left out, and multiplications by the zeros that a convolution is padded with counted.
     """
     total = 0.0
-    for equation in jaxpr.eqns:
+    for equation, times in _equations(jaxpr):
+        of_output = 0.0  # multiplications for each element
         if equation.primitive.name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
-            shape = equation.invars[0].aval.shape
-            total += 2.0 * equation.outvars[0].aval.size * math.prod(shape[dim] for dim in contracted)
-        elif equation.primitive.name == "conv_general_dilated":
+            of_output = math.prod(equation.invars[0].aval.shape[dim] for dim in contracted)
+        elif equation.primitive.name == _CONVOLUTION:
             kernel, dims = equation.invars[1].aval, equation.params["dimension_numbers"]
             of_output = kernel.size / kernel.shape[dims.rhs_spec[0]] / math.prod(equation.params["lhs_dilation"])
-            total += 2.0 * equation.outvars[0].aval.size * of_output
-        turns = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
-        total += turns * sum(map(of_products, jaxprs_in_params(equation.params)))
+        if of_output:  # not each output has a size
+            total += 2.0 * times * of_output * equation.outvars[0].aval.size
     return total
+
+
+def convolves(jaxpr: Any) -> bool:
+    """Whether a traced function has convolutions."""
+    return any(equation.primitive.name == _CONVOLUTION for equation, _ in _equations(jaxpr))
+
+
+def _equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
+    """Each equation, and how often it is computed, as far as that is known."""
+    for equation in jaxpr.eqns:
+        yield equation, times
+        turns = equation.params["length"] if equation.primitive.name == "scan" else 1
+        for inner in jaxprs_in_params(equation.params):
+            yield from _equations(inner, times * turns)
 
 
 def are_long(jaxpr: Any, turns: int) -> bool:
