@@ -82,6 +82,32 @@ def test_sigterm_saves_and_the_same_command_continues(tmp_path):
     assert summary(stopped)["weights_sha256"] == summary(whole)["weights_sha256"]
 
 
+SLOW = """
+import pathlib, time
+from input_pipeline import digits
+
+def load(seconds):
+    pathlib.Path("loading").touch()
+    time.sleep(seconds)
+    return digits.load()
+"""
+
+
+def test_a_signal_before_the_first_step(tmp_path):
+    """A start that was told to stop while it still reads its data has lost nothing, and is to be started again."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process = start("--backend=jax", "--dataset=slow:load(seconds=60)", "--run_dir=run", cwd=tmp_path)
+        while not (tmp_path / "loading").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        (tmp_path / "loading").unlink()
+        process.send_signal(number)
+        out, err = process.communicate(timeout=5)
+        assert process.returncode == 75 and not err, err
+        assert f"Stopped by {number.name} before its first step" in out
+
+
 @pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=pytest.mark.long)])
 def test_a_signal_is_obeyed_while_the_data_stall(backend, tmp_path):
     whole, stopped, stalls = tmp_path / "whole", tmp_path / "stopped", tmp_path / "stalls"

@@ -17,6 +17,7 @@ from trainer.cluster import ALONE, resolve
 from trainer.config import Config, define_flags, from_flags
 from trainer.errors import UserError
 from trainer.peers import Peers
+from trainer.preemption import leave_when_told
 
 VERBS = (
     *("train", "evaluate", "export", "explain", "probe", "verify"),
@@ -35,6 +36,8 @@ def main(argv: Sequence[str]) -> int:
     config = from_flags()
     cluster = resolve(config.cluster)  # what is wrong with it is said before anything heavy is imported
     verb = argv[1] if len(argv) > 1 else "train"
+    if verb == "train" and (cluster.is_chief or config.strategy != "parameter_server"):
+        leave_when_told()
     if verb == "export":
         # A SavedModel is TensorFlow's format, and a checkpoint restores on either backend.
         anywhere = {name: getattr(Config, name) for name in WHERE}

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import os
 import pathlib
 import signal
 import sys
@@ -11,6 +12,7 @@ from concurrent import futures
 from types import FrameType
 from typing import Any, TypeVar
 
+from trainer.errors import PREEMPTED
 from trainer.peers import Peers
 
 Block = TypeVar("Block")
@@ -33,9 +35,7 @@ class Preemption:
         self._deadline, self._looks = deadline, looks
         self._signal = 0
         self._told_of = ""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
-                signal.signal(number, self._on_signal)
+        _have_handled(self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == self._signal == signal.SIGHUP:  # of a terminal that closes, shell and kernel tell
@@ -68,6 +68,24 @@ class Preemption:
                 self._told_of = text
             return False
         return time.time() >= moment
+
+
+def leave_when_told() -> None:
+    """Until there is a Preemption: a start that has done no step has nothing to save, and is as well begun anew."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        told = f"Stopped by {signal.Signals(number).name} before its first step. Continue with the same command.\n"
+        with contextlib.suppress(OSError):
+            os.write(1, told.encode())  # print may be at work already
+        os._exit(PREEMPTED)
+
+    _have_handled(leave)
+
+
+def _have_handled(handler: Callable[[int, FrameType | None], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, handler)
 
 
 def _utc(text: str) -> float:
