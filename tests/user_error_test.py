@@ -138,6 +138,13 @@ def carrying(input_shape, classes):
     return keras.Sequential([keras.Input(input_shape[:2], batch_size=64), recurrent, keras.layers.Dense(classes)])
 
 
+def attending(input_shape, classes):
+    inputs = keras.Input(input_shape)
+    x = keras.layers.Reshape((8, 8))(inputs)
+    x = keras.layers.MultiHeadAttention(2, 4)(x, x)
+    return keras.Model(inputs, keras.layers.Dense(classes)(keras.layers.Flatten()(x)))
+
+
 def third_argument(input_shape, classes):
     model = linear(input_shape, classes)
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), ["accuracy"])
@@ -449,6 +456,7 @@ def project(tmp_path):
             ["outputs (batch, 4) for labels (batch,)", "a metric does not take"],
         ),
         (["--model=user_project:compiled(gradient_accumulation_steps=2)"], ["accumulates gradients", "--replicas"]),
+        (["--model=user_project:attending", "--precision=mixed_float16"], ["no such product", "mixed_bfloat16"]),
         (["--model=user_project:not_for_xla"], ["user_project:not_for_xla", "XLA", "EagerPyFunc", "jit_compile=False"]),
         (["evaluate", "--run_dir=nowhere"], ["--run_dir=nowhere", "holds no run"]),
     ],

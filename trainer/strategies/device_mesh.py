@@ -189,7 +189,7 @@ class DeviceMesh(Strategy):
         if known not in self._compiled:
             # GPUs of several processes look together for what is quickest: none may compile before another.
             with self.compiling(self.on_cpu) as wait_for_turn:
-                lowered = self._loops[training].lower(values, block, totals)
+                lowered = jax_compiled.lower(self._loops[training], values, block, totals)
                 wait_for_turn()
                 jax_compiled.compile_all(lowered)
             self._compiled.add(known)

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import keras
 from jax._src import cache_key, compilation_cache, config
 from jax.stages import Lowered
 
 from trainer import backend
+from trainer.errors import UserError
 
 _read: Any = compilation_cache.get_executable_and_time
 _hash_options = cache_key._hash_serialized_compile_options
@@ -28,6 +30,25 @@ def mend() -> None:
     reading.get_executable_and_time = _read_or_remove
     cache_key._hash_serialized_compile_options = _hash_for_any_device
     cache_key._hash_accelerator_config = _hash_for_any_process
+
+
+def lower(loop: Any, *arguments: Any) -> list[list[Lowered]]:
+    """What a loop of steps calls, of each device.
+
+    Raises:
+      UserError: these devices can't compute it in the types of numbers that the run is to have.
+    """
+    try:
+        return list(loop.lower(*arguments))
+    except ValueError as error:
+        if "not supported by dot_general" not in str(error):
+            raise
+        raise UserError(
+            "precision",
+            keras.config.dtype_policy().name,
+            f"JAX has no such product of matrices for these devices, as attention asks for: {error}",
+            "use --precision=mixed_bfloat16 or float32",
+        ) from error
 
 
 def compile_all(programs: Sequence[Sequence[Lowered]]) -> None:
