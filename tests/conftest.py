@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from tests.running import trainer
+from tests.forks import trainer
 
 # In CI nothing may skip: a missing tool is then a failure.
 REQUIRED = os.environ.get("CI") == "true"

@@ -4,7 +4,8 @@ import pathlib
 
 import pytest
 
-from tests.running import REPOSITORY, curve, deviation, lines, summary, trainer
+from tests.forks import trainer
+from tests.running import REPOSITORY, curve, deviation, lines, summary
 
 TENSORFLOW = [
     ("--strategy=one_device", "--backend=tensorflow"),

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from tests.running import curve, lines, stall, start, summary, trainer
+from tests.forks import trainer
+from tests.running import curve, lines, stall, start, summary
 
 FLAGS = (
     "--model=mlp(dropout=0.2)",

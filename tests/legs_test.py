@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.running import curve, finished, launch, lines, summary, trainer
+from tests.forks import trainer
+from tests.running import curve, finished, launch, lines, summary
 
 FLAGS = ("--model=dense", "--global_batch=80", "--replicas=4", "--exact", "--log_every=1", "--evaluate_every=never")
 LEGS = {  # where, over how many processes

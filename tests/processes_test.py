@@ -10,7 +10,8 @@ import pytest
 
 from launch.local import free_ports
 from tests.conftest import need
-from tests.running import REPOSITORY, curve, deviation, finished, launch, lines, stall, start, summary, trainer
+from tests.forks import trainer
+from tests.running import REPOSITORY, curve, deviation, finished, launch, lines, stall, start, summary
 from trainer.cluster import expand_nodes
 from trainer.connection import listen
 

@@ -12,7 +12,8 @@ import time
 import pytest
 
 from tests.conftest import need
-from tests.running import REPOSITORY, curve, environment, lines, start, summary, trainer, wait_for_checkpoint
+from tests.forks import trainer
+from tests.running import REPOSITORY, curve, environment, lines, start, summary, wait_for_checkpoint
 from tests.shim import shim
 
 FLAGS = ("--backend=jax", "--model=dense", "--save_every=20", "--log_every=20", "--evaluate_every=never")

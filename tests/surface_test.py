@@ -13,7 +13,9 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from launch.local import free_ports
-from tests.running import REPOSITORY, curve, deviation, finished, launch, lines, start, summary, trainer
+from tests import running
+from tests.forks import trainer
+from tests.running import REPOSITORY, curve, deviation, finished, launch, lines, start, summary
 from trainer import checkpoint
 from trainer.gallery import confusion
 
@@ -23,7 +25,7 @@ BACKENDS = ["tensorflow", "jax"]
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_a_run_leaves_behind(backend, tmp_path):
     run = tmp_path / "größe 5%"  # as a person may call it
-    out = trainer(
+    out = running.trainer(
         f"--backend={backend}",
         f"--run_dir={run}",
         "--steps=60",
@@ -61,7 +63,7 @@ def test_what_a_run_leaves_behind(backend, tmp_path):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_noise(backend, tmp_path):
-    assert trainer(f"--backend={backend}", "--steps=40", f"--run_dir={tmp_path}").stderr == ""
+    assert running.trainer(f"--backend={backend}", "--steps=40", f"--run_dir={tmp_path}").stderr == ""
 
 
 def test_settings_of_the_host_change_nothing(tmp_path):
@@ -206,21 +208,21 @@ def test_what_is_compiled_is_kept(model, tmp_path, monkeypatch):
     def kept(*prefixes: str) -> list[str]:
         return sorted(p.name for p in tmp_path.glob("*/compiled/*/*-cache") if p.name.startswith(prefixes or ""))
 
-    trainer(*flags, "--steps=50", f"--run_dir={run}")
+    running.trainer(*flags, "--steps=50", f"--run_dir={run}")
     seconds = summary(run)["seconds"]  # the first save asks for the loss of a few examples
     assert seconds.get("save", 0) + seconds.get("last save", 0) < 0.2 * seconds["compile"], "compiled in a save"
     first = kept(*steps)
     assert len(first) == 2 * len(steps), "each for training and for evaluation"
-    trainer(*flags, "--steps=100", f"--run_dir={run}")
+    running.trainer(*flags, "--steps=100", f"--run_dir={run}")
     assert kept(*steps) == first
     second = kept()
     run.rename(moved)
-    trainer(*flags, "--steps=110", f"--run_dir={moved}")
+    running.trainer(*flags, "--steps=110", f"--run_dir={moved}")
     assert kept() == second
     for path in moved.glob("compiled/*/*-cache"):
         path.write_bytes(path.read_bytes()[:100])  # as a kill, or a full disk, may leave it
-    ran = trainer(*flags, "--steps=120", f"--run_dir={moved}")
-    trainer(*flags, "--steps=120", f"--run_dir={run}")
+    ran = running.trainer(*flags, "--steps=120", f"--run_dir={moved}")
+    running.trainer(*flags, "--steps=120", f"--run_dir={run}")
     assert summary(run)["weights_sha256"] == summary(moved)["weights_sha256"], ran.stderr
 
 
