@@ -28,7 +28,7 @@ _KEPT, _BY_HAND = "its blocks kept on the device", "loop by hand"
 _SHORT = "short steps"
 _TARGETS = {_BY_HAND: 1 / 0.95, _KEPT: 1.02}
 _SAVES, _STALL = 5, 1.2
-_APART = 64  # steps between saves: a disk takes a few seconds for what a device copies in milliseconds
+_APART = 128  # steps between saves: a disk takes a few seconds for what a device copies in milliseconds
 _ROUNDS, _WARM_UP = 4, 1  # an accelerator that nobody else uses takes the same time each time
 _COPIED = 2**26  # floats of an array that shows how fast the host is given one
 
