@@ -100,8 +100,11 @@ def load(parts: Mapping[str, float], load_dataset: Callable[[str], Any]) -> Data
         raise DataError(f"a label is not of one class in all its parts: they are {names[0]} here and {names[1]} there")
     decodes = [each for each in different("decode") if each is not None]
     tokens = np.arange(min(classes, default=0), dtype=np.int32)
-    if len(decodes) > 1 and len({each(tokens) for each in decodes}) > 1:
-        raise DataError("a token is not of one text in all its parts: give all the same tokenizer")
+    if len(decodes) > 1 and (not len(tokens) or len({each(tokens) for each in decodes}) > 1):
+        raise DataError(
+            "a token is not of one text in all its parts, or none says how many tokens there are (classes): give all "
+            "the same tokenizer"
+        )
     own = any(data.validation is not data.evaluation for data in loaded.values())
     return Dataset(
         Mixture([data.train for data in loaded.values()], list(parts.values())),

@@ -400,6 +400,9 @@ def test_parts_of_a_mixture_are_alike(folders, tmp_path):
         (tmp_path / f"{name}.txt").write_text(f"{name} text " * 200)
     texts = mixed({f"text(data_dir='{tmp_path / name}.txt',context=8)": 1 for name in ("a", "b")})
     assert texts.decode(texts.train.read(np.array([0]))[0][0]) == "a text a"
+    example = (np.zeros(4, np.int32), np.zeros(4, np.int32))
+    with pytest.raises(DataError, match="none says how many tokens there are"):
+        mixture.load({"a": 1, "b": 1}, lambda spec: {"train": [example] * 5, "decode": lambda tokens: spec})
     with pytest.raises(DataError, match="3 classes, and 2 class_names"):
         prepare({"train": DATA.train, "classes": 3, "class_names": ["a", "b"]}, 0)
 
