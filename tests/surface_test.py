@@ -196,6 +196,15 @@ def test_optimizers_agree_across_backends(optimizer, tmp_path, initial_state):
     assert deviation(*curves) <= 1e-4
 
 
+def test_an_optimizer_s_copies_of_the_variables_are_of_those_that_were_given(tmp_path):
+    first, tuned = tmp_path / "first", tmp_path / "tuned"
+    trainer("--backend=jax", "--steps=30", f"--run_dir={first}")
+    schedule_free = ("--optimizer=schedulefreeadamw", "--learning_rate=0")  # what it trains moves to what it has copied
+    trainer("--backend=jax", *schedule_free, "--steps=3", f"--initialize_from={first}", f"--run_dir={tuned}")
+    before, after = (summary(run)["final"]["val_loss"] for run in (first, tuned))
+    assert abs(after - before) <= 1e-5
+
+
 @pytest.mark.parametrize("model", ["mlp", pytest.param("convnet", marks=pytest.mark.long)])
 def test_what_is_compiled_is_kept(model, tmp_path, monkeypatch):
     """A second start compiles no step that the first did, a third, of a run that was moved, nothing; each but once."""

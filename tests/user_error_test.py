@@ -361,6 +361,10 @@ def project(tmp_path):
         (["--optimizer=adamx"], ["--optimizer=adamx", "adamw"]),
         (["--optimizer=sgd(speed=1)"], ["--optimizer=sgd(speed=1)", "speed"]),
         (["--optimizer=adam(learning_rate=0.1)"], ["a flag of its own", "--learning_rate=0.1"]),
+        (
+            ["--optimizer=schedulefreeadamw", "--backend=tensorflow"],
+            ["mixes up its variables' values on TensorFlow", "--backend=jax"],
+        ),
         (["--learning_rate=nan"], ["--learning_rate=nan", "not 0 or more"]),
         (["--dataset=user_project:Rows", "--cache=."], [". is a directory", "--cache"]),
         (["--schedule=sawtooth"], ["--schedule=sawtooth", "cosine"]),

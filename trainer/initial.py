@@ -6,13 +6,13 @@ from typing import Any
 
 import keras
 
-from trainer import checkpoint, hdf5, saving
+from trainer import checkpoint, hdf5, optimizers, saving
 from trainer.errors import UserError
 from trainer.program import Program
 
 
 def read_model_variables(path: pathlib.Path, program: Program, manifest: dict[str, Any]) -> None:
-    """Loads the model's variables of another run's checkpoint; the optimizer stays as it is.
+    """Loads the model's variables of another run's checkpoint; the optimizer begins with them.
 
     Raises:
       UserError: the other run's model has other variables, which are named; or the checkpoint can't be read.
@@ -37,15 +37,25 @@ def read_model_variables(path: pathlib.Path, program: Program, manifest: dict[st
     try:
         if checkpoint.WEIGHTS not in manifest["files"]:
             saving.read_shards(path, program, manifest, here)
-            return
-        optimizer = [(v, keras.ops.convert_to_numpy(v.value)) for v in program.optimizer.variables]
-        with warnings.catch_warnings():  # another optimizer's variables are skipped, and are not wanted
-            warnings.simplefilter("ignore")
-            hdf5.read_weights(path / checkpoint.WEIGHTS, program)
+        else:
+            optimizer = [(v, keras.ops.convert_to_numpy(v.value)) for v in program.optimizer.variables]
+            with warnings.catch_warnings():  # another optimizer's variables are skipped, and are not wanted
+                warnings.simplefilter("ignore")
+                hdf5.read_weights(path / checkpoint.WEIGHTS, program)
+            for variable, value in optimizer:
+                variable.assign(value)
     except (checkpoint.Damaged, OSError, ValueError, KeyError, TypeError) as error:
         raise UserError("initialize_from", path, f"can't be read: {error}", "give another checkpoint") from None
-    for variable, value in optimizer:
-        variable.assign(value)
+    for each in optimizers.each_of(program.optimizer):
+        try:
+            fresh = optimizers.build_anew(each)
+        except (TypeError, ValueError) as error:
+            reason = f"needs the optimizer anew, and {type(each).__name__} can't be made of its get_config(): {error}"
+            fix = "have get_config() return all that the constructor takes"
+            raise UserError("initialize_from", path, reason, fix) from None
+        if fresh:
+            for variable, begun in zip(each.variables, fresh.variables, strict=True):
+                program.assign(variable, program.to_host(begun).__getitem__)
 
 
 def find(where: str) -> tuple[pathlib.Path, dict[str, Any]]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from trainer import plugins
 from trainer.config import Config
@@ -12,25 +13,29 @@ from trainer.errors import UserError
 
 DEFAULT = "adam"
 _NOT_BY_NAME = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")  # a base class, and two wrappers
+# Of Keras's, those that train otherwise on TensorFlow. It takes its momenta from before a step after they have changed:
+# what Keras calls a variable's value is the variable itself there.
+_WRONG_ON_TENSORFLOW = ("ScheduleFreeAdamW",)
 
 
 def create(config: Config, model: keras.Model, steps: int) -> keras.optimizers.Optimizer:
     """The optimizer of a run of `steps` steps, with its schedule, and loss scaling under mixed_float16."""
     own = None if config.optimizer else compiled_with(model)
     if own is not None and own.built:  # of a model that was trained before and loaded: a run begins at step 0
-        own = type(own).from_config(own.get_config())
+        own = _anew(own)
     optimizer = _by_name(config, _schedule(config, steps)) if own is None else own
     for flag in ("learning_rate", "schedule") if own is not None else ():
         if (value := getattr(config, flag)) != getattr(Config, flag):
             reason = f"the model is compiled with {type(own).__name__}, which has a learning rate of its own"
             raise UserError(flag, value, reason, "set it in compile(), or name the optimizer, too: --optimizer=adam")
-    if any(each.gradient_accumulation_steps for each in each_of(optimizer)):
-        raise UserError(
-            "optimizer" if own is None else "model",
-            config.optimizer if own is None else config.model,
-            "accumulates gradients in its optimizer, which would change the run with the number of devices",
-            "use --replicas: more logical replicas than devices accumulate",
-        )
+    whose = ("model", config.model) if own is not None else ("optimizer", config.optimizer)
+    for each in each_of(optimizer):
+        if each.gradient_accumulation_steps:
+            reason = "accumulates gradients in its optimizer, which would change the run with the number of devices"
+            raise UserError(*whose, reason, "use --replicas: more logical replicas than devices accumulate")
+        if keras.backend.backend() == "tensorflow" and type(each).__name__ in _WRONG_ON_TENSORFLOW:
+            reason = f"trains by Keras's {type(each).__name__}, which mixes up its variables' values on TensorFlow"
+            raise UserError(*whose, reason, "use --backend=jax, or another optimizer, such as adamw")
     for each in (optimizer, *each_of(optimizer)):
         each.loss_scale_factor = None  # a run's gradients are sums in float32, which underflow nowhere
     if config.precision == "mixed_float16" and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -46,6 +51,24 @@ def build(optimizer: keras.optimizers.Optimizer, trainable: Sequence[keras.Varia
     """
     for each in (getattr(optimizer, "inner_optimizer", optimizer), optimizer):
         each.build(trainable)
+
+
+def build_anew(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer | None:
+    """An optimizer at step 0 of the same variables, as they are now; None where its own don't depend on those.
+
+    ScheduleFreeAdamW's begin as copies: of variables that are set after it was built, they would be of others.
+    """
+    tried, variable = _anew(optimizer), keras.Variable([[1.0, 2.0]])
+    tried.build([variable])
+    if not any(np.array_equal(keras.ops.convert_to_numpy(v), variable) for v in tried.variables):
+        return None
+    fresh = _anew(optimizer)
+    fresh.build(optimizer._trainable_variables)
+    return fresh
+
+
+def _anew(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    return type(optimizer).from_config(optimizer.get_config())
 
 
 def compiled_with(model: keras.Model) -> keras.optimizers.Optimizer | None:
