@@ -51,6 +51,7 @@ FLOORS = {
     "trainer.optimizers": 2,
     "trainer.losses": 2,
     "trainer.outputs": 2,
+    "trainer.trial": 2,
     "trainer.metrics": 2,
     "trainer.building": 2,
     "trainer.program": 2,

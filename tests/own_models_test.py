@@ -271,6 +271,18 @@ def column(units):
     return model
 
 
+def regressed():
+    model = keras.Sequential([keras.layers.Dense(3)])
+    model.compile("adam", "mse", metrics=[keras.metrics.R2Score(num_regressors=2, name="r2")])
+    return model
+
+
+def in_pairs():
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(8), keras.layers.UnitNormalization()])
+    model.compile(loss=keras.losses.Circle())
+    return model
+
+
 def cut(threshold):
     model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
     metrics = [keras.metrics.BinaryAccuracy(threshold=threshold), keras.metrics.AUC(from_logits=not threshold)]
@@ -490,6 +502,7 @@ def test_doubts_are_told_before_the_run(project):
     """A loss may mix the examples of a replica or compare one output with all labels, a metric cut logits at 0.5."""
     mixes, cuts = "loss  'squared' mixes the examples", "metrics  'binary_accuracy', 'auc' would be right for prob"
     broadcast = "loss  'mse' broadcasts labels (batch, 3) and outputs (batch, 1)"
+    in_pairs = "loss  'circle' mixes the examples"
     for dataset, model, told in (
         ("digits", "squared(broadcast=True)", mixes),
         ("digits", "squared(broadcast=False)", None),
@@ -498,10 +511,11 @@ def test_doubts_are_told_before_the_run(project):
         ("my_project:weighted", "compiled", None),
         ("my_project:columns", "column(units=1)", broadcast),
         ("my_project:columns", "column(units=3)", None),
+        ("digits", "in_pairs", in_pairs),
     ):
         flags = ("explain", "--backend=jax", f"--dataset={dataset}", f"--model=my_project:{model}")
         out = trainer(*flags, cwd=project).stdout
-        assert [doubt for doubt in (mixes, cuts, broadcast) if doubt in out] == ([told] if told else []), out
+        assert [doubt for doubt in (mixes, cuts, broadcast, in_pairs) if doubt in out] == ([told] if told else []), out
         assert ("labels (batch,) and outputs (batch, 1) were broadcast" in out) == (told == mixes)
 
 
@@ -612,6 +626,15 @@ def test_a_model_compiled_without_a_loss_has_its_own_alone(project):
         out = trainer("export", f"--run_dir={project / str(i)}", cwd=project).stdout
         assert "agrees with the model" in out and ("no model.keras" in out) == bool(why_not)
         assert all(words in out for words in why_not)
+
+
+def test_a_metric_that_looks_at_its_numbers(project):
+    """How many examples there were decides what R2Score of several regressors computes: no compiled program can."""
+    flags = ("--dataset=my_project:columns", "--model=my_project:regressed", "--steps=40", "--run_dir=run")
+    trainer("--backend=jax", *flags, cwd=project)
+    ran = trainer("evaluate", "--run_dir=run", "--backend=tensorflow", cwd=project)
+    again = json.loads(ran.stdout.splitlines()[-1])["test_r2"]
+    assert summary(project / "run")["final"]["test_r2"] == pytest.approx(again, rel=1e-5)
 
 
 def test_a_metric_of_elements_of_one_s_own(project):

@@ -169,6 +169,13 @@ def compiled_with(input_shape, classes, loss=None, metrics=None):
     return model
 
 
+def single(input_shape, classes, loss="mse", metrics=None, shape=()):
+    layers = [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(1), keras.layers.Reshape(shape)]
+    model = keras.Sequential(layers)
+    model.compile("adam", loss or (lambda y, y_pred: keras.ops.square(y - y_pred)), metrics=metrics)
+    return model
+
+
 def frozen(input_shape, classes):
     model = linear(input_shape, classes)
     model.trainable = False
@@ -455,6 +462,12 @@ def project(tmp_path):
         (["--model=user_project:compiled_with(loss='entropy')"], ["a loss that is none", "entropy", "keras.losses"]),
         (["--model=user_project:compiled_with(metrics=['acuracy'])"], ["metrics that are none", "acuracy"]),
         (["--model=user_project:compiled_with(metrics=['mae'])"], ["labels (batch,)", "a metric does not take"]),
+        (["--model=user_project:single(metrics=['poisson'], shape=(1,))"], ["each label with each output"]),
+        (["--model=user_project:single"], ["'mse' returns shape ()", "outputs (batch, 1): Keras's losses"]),
+        (
+            ["--model=user_project:single(loss=None, metrics=['mae'])"],
+            ["a mean over the last axis, which is that of the examples", "outputs (batch, 1): Keras's metrics"],
+        ),
         (  # as many outputs as examples that metrics are tried on, at least
             ["--model=user_project:compiled_with(metrics=['mae'])", "--dataset=synthetic(classes=4)"],
             ["outputs (batch, 4) for labels (batch,)", "a metric does not take"],

@@ -18,18 +18,9 @@ from trainer.building import adds_losses
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.logits import gives_logits, takes_logits
-from trainer.metrics import (
-    EXAMPLES,
-    TOLERANCE,
-    build_metrics,
-    drawn,
-    in_floats,
-    is_keras_own,
-    of_probabilities,
-    over_batches,
-    several,
-)
+from trainer.metrics import build_metrics, in_floats, is_keras_own, of_probabilities
 from trainer.outputs import names_of_labels, per_output, places_of_labels
+from trainer.trial import EXAMPLES, TOLERANCE, drawn, over_batches, several
 from trainer.weighing import Losses, labelled, shapes
 
 # Functions of Keras's losses that compare numbers one by one, and broadcast what is of other shapes.
@@ -158,10 +149,13 @@ def _try(losses: Losses, found: Sequence[Any], dataset: Dataset, y: Any, y_pred:
     """Tries the losses on a few examples: traced, for what does not fit is to be told before a run begins.
 
     Returns:
-      In words, that a loss which is not Keras's mixes examples; '' if none does, or it can't be tried.
+      In words, that a loss mixes examples, as none of Keras's but one does; '' if none does, or it can't be tried.
     """
     symbols = several((y, y_pred))
     compute_output_spec(lambda y, y_pred: losses({"x": y_pred, "y": y}, y_pred, []), *symbols)
+    for each in found:
+        if isinstance(each, keras.losses.Circle):
+            return f"{each.name!r} mixes the examples of a logical replica: it compares them in pairs"
     own = [each for each in found if each is not None and not is_keras_own(each, getattr(each, "fn", each.call))]
     if not own or sum(math.prod(each.shape) for each in keras.tree.flatten(symbols[1])) > _MANY:
         return ""

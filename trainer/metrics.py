@@ -1,9 +1,10 @@
 """A run's metrics: each weighs examples, and what it keeps is a sum over them, however they are shared out."""
 
-import itertools
+import contextlib
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -16,6 +17,7 @@ from input_pipeline.dataset import Dataset
 from input_pipeline.source import map_structure, read
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.trial import EXAMPLES, TOLERANCE, drawn, over_batches, several
 from trainer.weighing import expand, shapes
 
 # Metrics that take weights of examples only where an example is one element.
@@ -37,9 +39,14 @@ _OF_PROBABILITIES = (
     confusion_metrics.SensitivitySpecificityBase,
     confusion_metrics._ConfusionMatrixConditionCount,
 )
+# Functions of Keras's metrics that broadcast labels (batch,) against outputs (batch, 1).
+_OF_ONE_RANK = (
+    keras.losses.hinge,
+    keras.losses.kl_divergence,
+    keras.losses.poisson,
+    keras.losses.squared_hinge,
+)
 _NO_SUMS = ("ConcordanceCorrelation", "PearsonCorrelation")  # Keras's own, but the mean over batches
-EXAMPLES = 4  # to try a loss or a metric on
-TOLERANCE = 1e-4  # relative, of float32 sums in another order
 
 
 def in_floats(metrics: Any) -> Any:
@@ -103,7 +110,11 @@ def build_metrics(config: Config, metrics: CompileMetrics, dataset: Dataset, y: 
 def _update(config: Config, metrics: CompileMetrics, symbols: Any) -> None:
     """Traces an update with symbolic labels, outputs and weights; the first one makes the metrics' variables."""
     try:
-        backend.compute_output_spec(lambda *args: metrics.update_state(*args) or args, *symbols)
+        with contextlib.ExitStack() as stack:
+            for metric in metrics.metrics:
+                if function := getattr(metric, "_fn", None):
+                    stack.enter_context(mock.patch.object(metric, "_fn", _of_examples(function)))
+            backend.compute_output_spec(lambda *args: metrics.update_state(*args) or args, *symbols)
     except (TypeError, ValueError) as error:
         if not metrics.built:
             reason = f"is compiled with metrics that are none, or not for its outputs: {error}"
@@ -115,9 +126,25 @@ def _update(config: Config, metrics: CompileMetrics, symbols: Any) -> None:
             y, y_pred, _ = symbols
             reason = f"has outputs {shapes(y_pred)} for labels {shapes(y)}, which a metric does not take: {error}"
             fix = "let the last layers give what is compared with a label (is a Flatten missing?), or reshape labels"
+            if any(len(output.shape) == 1 for output in keras.tree.flatten(y_pred)):
+                fix = "let the model give outputs (batch, 1): Keras's metrics take the mean over the last axis"
             if any("float16" in output.dtype for output in keras.tree.flatten(y_pred)):  # bfloat16, too
                 fix = f"give them dtype='float32', should a metric want that; or {fix}"
         raise UserError("model", config.model, reason, fix) from error
+
+
+def _of_examples(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a metric; raises ValueError where it would compare all labels with all outputs, or give one value for all."""
+
+    def checked(y_true: Any, y_pred: Any, **arguments: Any) -> Any:
+        if function in _OF_ONE_RANK and len(y_true.shape) != len(y_pred.shape):
+            raise ValueError(f"{function.__name__} would compare each label with each output")
+        values = function(y_true, y_pred, **arguments)
+        if not values.shape:
+            raise ValueError("it takes a mean over the last axis, which is that of the examples")
+        return values
+
+    return checked
 
 
 def of_probabilities(metrics: CompileMetrics) -> str:
@@ -164,37 +191,6 @@ def is_keras_own(thing: Any, function: Any) -> bool:
     """Whether a loss or a metric is one of Keras's, of a function of Keras's."""
     modules = (type(thing).__module__, getattr(function, "__module__", ""))
     return all(name.startswith(("keras.", __name__)) for name in modules)
-
-
-def several(symbols: Any) -> Any:
-    """Symbols (n, ...) for those of one example each; n is no other dim, so that nothing is broadcast over examples."""
-    dims = {dim for symbol in keras.tree.flatten(symbols) for dim in symbol.shape[1:]}
-    n = next(n for n in itertools.count(EXAMPLES) if n not in dims)
-    return keras.tree.map_structure(lambda symbol: keras.KerasTensor((n, *symbol.shape[1:]), symbol.dtype), symbols)
-
-
-def drawn(y_pred: Any) -> Any:
-    """What a model might say of EXAMPLES examples, as numpy's arrays: between 0 and 1, always the same."""
-    random = np.random.default_rng(0)
-
-    def draw(output: Any) -> Any:
-        return ops.convert_to_numpy(ops.cast(random.random((EXAMPLES, *output.shape[1:]), np.float32), output.dtype))
-
-    return keras.tree.map_structure(draw, y_pred)
-
-
-def over_batches(function: Callable[[Any], Any], examples: Any, batch: int) -> Any:
-    """The sum of what a function gives for each of several batches, as numpy's arrays.
-
-    By ops.map, for it is one program: else JAX would compile each operation, for seconds.
-
-    Args:
-      function: of a nested structure of tensors (batch, ...).
-      examples: numpy's arrays (examples, ...), as many as make whole batches.
-      batch: examples of one.
-    """
-    batches = map_structure(lambda array: array.reshape(-1, batch, *array.shape[1:]), examples)
-    return keras.tree.map_structure(lambda t: ops.convert_to_numpy(t).sum(0), ops.map(function, batches))
 
 
 def _tried(metrics: CompileMetrics, own: str, y: Any, y_pred: Any, weights: Sequence[Any]) -> str:

@@ -116,6 +116,8 @@ class Losses:
                 fix = "return one value per example, such as ops.mean(..., axis=-1)"
                 if getattr(loss, "axis", ()) is None:  # Keras's Dice and Tversky
                     fix = f"create it with axis={tuple(range(1, len(output.shape)))}"
+                elif len(output.shape) == 1:
+                    fix = "let the model give outputs (batch, 1): Keras's losses take the mean over the last axis"
                 raise UserError(
                     "model",
                     self.flag,

@@ -1,12 +1,14 @@
 """The programs that JAX keeps from start to start, and finds again: cut by a kill, or another device's or process's."""
 
+import collections
 import contextlib
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 import keras
 from jax._src import cache_key, compilation_cache, config
 from jax.stages import Lowered
@@ -49,6 +51,29 @@ def lower(loop: Any, *arguments: Any) -> list[list[Lowered]]:
             f"JAX has no such product of matrices for these devices, as attention asks for: {error}",
             "use --precision=mixed_bfloat16 or float32",
         ) from error
+
+
+def results_of(metrics: keras.metrics.Metric) -> Callable[[list[Any]], dict[str, Any]]:
+    """(values of the metrics' variables) -> {name: result}, compiled: operation by operation it takes 0.2 ms more.
+
+    As it is, where a metric looks at values, as R2Score of several regressors does at how many examples there were.
+    """
+
+    def compute(values: list[Any]) -> dict[str, Any]:
+        return collections.OrderedDict(metrics.stateless_result(values))  # JAX would sort the names of a dict
+
+    compiled, looks = jax.jit(compute), False
+
+    def results(values: list[Any]) -> dict[str, Any]:
+        nonlocal looks
+        if not looks:
+            try:
+                return compiled(values)
+            except jax.errors.ConcretizationTypeError:
+                looks = True
+        return compute(values)
+
+    return results
 
 
 def compile_all(programs: Sequence[Sequence[Lowered]]) -> None:
