@@ -176,6 +176,11 @@ def single(input_shape, classes, loss="mse", metrics=None, shape=()):
     return model
 
 
+def brightened(input_shape, classes, dtype="uint8"):
+    layers = [keras.Input(input_shape, dtype=dtype), keras.layers.RandomBrightness(0.1), keras.layers.Flatten()]
+    return keras.Sequential([*layers, keras.layers.Dense(classes)])
+
+
 def frozen(input_shape, classes):
     model = linear(input_shape, classes)
     model.trainable = False
@@ -463,6 +468,7 @@ def project(tmp_path):
         (["--model=user_project:compiled_with(metrics=['acuracy'])"], ["metrics that are none", "acuracy"]),
         (["--model=user_project:compiled_with(metrics=['mae'])"], ["labels (batch,)", "a metric does not take"]),
         (["--model=user_project:single(metrics=['poisson'], shape=(1,))"], ["each label with each output"]),
+        (["--model=user_project:brightened"], ["random_brightness", "given integers", "Rescaling(1.0)"]),
         (["--model=user_project:single"], ["'mse' returns shape ()", "outputs (batch, 1): Keras's losses"]),
         (
             ["--model=user_project:single(loss=None, metrics=['mae'])"],

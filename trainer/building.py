@@ -66,7 +66,7 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
         if "remat" not in inspect.signature(make).parameters:
             raise UserError("remat", True, f"--model={config.model} does not support it", "let its build take remat")
         offered["remat"] = True
-    with _noting_optimizers():
+    with _noting_optimizers(), _noting_integers() as brightened:
         model = plugins.call(make, arguments, offered, flag="model", spec=config.model)
     if not isinstance(model, keras.Model):
         raise UserError("model", config.model, f"build() returned a {type(model).__name__}", "return a keras.Model")
@@ -75,7 +75,8 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
     # Training, for a layer that is called in it alone is built then.
     training = {"training": True} if "training" in inspect.signature(model.call).parameters else {}
     try:
-        y_pred = model(symbols(x), **training)  # builds a subclassed model, too
+        with _noting_integers() as more:
+            y_pred = model(symbols(x), **training)  # builds a subclassed model, too
         if any(None in output.shape for output in keras.tree.flatten(y_pred)):  # a layer left it open
             y_pred = keras_backend.compute_output_spec(model, symbols(x))
     except (ValueError, TypeError, RuntimeError) as error:
@@ -87,6 +88,13 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
             if flatten(y)
             else "let the source return (x, y): what it gives has no labels, so all of it goes to the model",
         ) from error
+    for layer in brightened + more:
+        raise UserError(
+            "model",
+            config.model,
+            f"layer {layer.path} (RandomBrightness) is given integers, to which Keras adds integers: 200 + 100 is 44",
+            "put a layer before it that gives floats, such as Rescaling(1.0)",
+        )
     if not model.trainable_variables:  # of whose steps Keras's optimizers count none
         raise UserError(
             "model",
@@ -149,6 +157,21 @@ def _noting_optimizers() -> Iterator[None]:
 
     with mock.patch.object(Trainer, "compile", noting):
         yield
+
+
+@contextlib.contextmanager
+def _noting_integers() -> Iterator[list[keras.Layer]]:
+    """Gives the layers that are asked to brighten integers, of which Keras 3.15 makes noise, and says nothing."""
+    found, call = list[keras.Layer](), keras.layers.RandomBrightness.__call__
+
+    def noting(layer: keras.Layer, images: Any, *args: Any, **kwargs: Any) -> Any:
+        dtypes = [keras.backend.standardize_dtype(image.dtype) for image in keras.tree.flatten(images)]
+        if any("int" in dtype for dtype in dtypes[:1]):
+            found.append(layer)
+        return call(layer, images, *args, **kwargs)
+
+    with mock.patch.object(keras.layers.RandomBrightness, "__call__", noting):
+        yield found
 
 
 def _check(config: Config, model: keras.Model) -> None:
