@@ -16,7 +16,7 @@ from input_pipeline.dataset import Dataset
 from input_pipeline.labels import Labels
 from input_pipeline.pipeline import Pipeline
 from input_pipeline.source import Arrays, DataError, Source, example_spec, flatten
-from trainer import backend, philox, policy, strategies
+from trainer import backend, optimizers, philox, policy, strategies
 from trainer.clock import Interval
 from trainer.config import Config
 from trainer.errors import UserError
@@ -215,6 +215,8 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     if steps < 0:
         steps = math.ceil((config.epochs or 15) * len(data.train) / config.global_batch)
     program = Program(config, data, steps, replicas, strategy.scope())
+    if training:
+        optimizers.check_trains(config, program.optimizer)
     program.objective.generator = philox.GENERATORS[keras.config.backend()]
     strategy.compile(program)
     parts = Assembly(config, data, steps, strategy, program, peers, max(peers.gather(pace)))

@@ -28,19 +28,33 @@ def create(config: Config, model: keras.Model, steps: int) -> keras.optimizers.O
         if (value := getattr(config, flag)) != getattr(Config, flag):
             reason = f"the model is compiled with {type(own).__name__}, which has a learning rate of its own"
             raise UserError(flag, value, reason, "set it in compile(), or name the optimizer, too: --optimizer=adam")
-    whose = ("model", config.model) if own is not None else ("optimizer", config.optimizer)
-    for each in each_of(optimizer):
-        if each.gradient_accumulation_steps:
-            reason = "accumulates gradients in its optimizer, which would change the run with the number of devices"
-            raise UserError(*whose, reason, "use --replicas: more logical replicas than devices accumulate")
-        if keras.backend.backend() == "tensorflow" and type(each).__name__ in _WRONG_ON_TENSORFLOW:
-            reason = f"trains by Keras's {type(each).__name__}, which mixes up its variables' values on TensorFlow"
-            raise UserError(*whose, reason, "use --backend=jax, or another optimizer, such as adamw")
+    if any(each.gradient_accumulation_steps for each in each_of(optimizer)):
+        raise UserError(
+            *_whose(config),
+            "accumulates gradients in its optimizer, which would change the run with the number of devices",
+            "use --replicas: more logical replicas than devices accumulate",
+        )
     for each in (optimizer, *each_of(optimizer)):
         each.loss_scale_factor = None  # a run's gradients are sums in float32, which underflow nowhere
     if config.precision == "mixed_float16" and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
+
+
+def check_trains(config: Config, optimizer: keras.optimizers.Optimizer) -> None:
+    """Raises UserError where Keras's own trains otherwise on this backend, which may judge what another has trained."""
+    for each in each_of(optimizer):
+        if keras.config.backend() == "tensorflow" and type(each).__name__ in _WRONG_ON_TENSORFLOW:
+            raise UserError(
+                *_whose(config),
+                f"trains by Keras's {type(each).__name__}, which mixes up its variables' values on TensorFlow",
+                "use --backend=jax, or another optimizer, such as adamw",
+            )
+
+
+def _whose(config: Config) -> tuple[str, str]:
+    """Which flag an optimizer comes from, and its value."""
+    return ("optimizer", config.optimizer) if config.optimizer else ("model", config.model)
 
 
 def build(optimizer: keras.optimizers.Optimizer, trainable: Sequence[keras.Variable]) -> None:
