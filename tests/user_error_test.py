@@ -479,7 +479,13 @@ def project(tmp_path):
             ["outputs (batch, 4) for labels (batch,)", "a metric does not take"],
         ),
         (["--model=user_project:compiled(gradient_accumulation_steps=2)"], ["accumulates gradients", "--replicas"]),
-        (["--model=user_project:attending", "--precision=mixed_float16"], ["no such product", "mixed_bfloat16"]),
+        *(
+            (
+                [*verb, "--model=user_project:attending", "--precision=mixed_float16"],
+                ["no such product", "mixed_bfloat16"],
+            )
+            for verb in ([], ["explain"])
+        ),
         (["--model=user_project:not_for_xla"], ["user_project:not_for_xla", "XLA", "EagerPyFunc", "jit_compile=False"]),
         (["evaluate", "--run_dir=nowhere"], ["--run_dir=nowhere", "holds no run"]),
     ],

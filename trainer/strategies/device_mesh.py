@@ -161,7 +161,8 @@ class DeviceMesh(Strategy):
         block = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), block)
         totals = jax.eval_shape(self._program.objective.no_totals)
         loop = self._sharded_loop(True) if self._sharded else self._fast_loop(True)
-        return loop.program.lower(values, totals, block, jax.ShapeDtypeStruct((3,), np.int32))
+        with jax_compiled.told_of_precision():
+            return loop.program.lower(values, totals, block, jax.ShapeDtypeStruct((3,), np.int32))
 
     def flops(self, spec: Any) -> float:
         step = PureStep(self._program, self._state.variables, self.scope)  # its traces are not those of the run
@@ -186,7 +187,8 @@ class DeviceMesh(Strategy):
         if known not in self._compiled:
             # GPUs of several processes look together for what is quickest: none may compile before another.
             with self.compiling(self.on_cpu) as wait_for_turn:
-                lowered = jax_compiled.lower(self._loops[training], values, block, totals)
+                with jax_compiled.told_of_precision():
+                    lowered = self._loops[training].lower(values, block, totals)
                 wait_for_turn()
                 jax_compiled.compile_all(lowered)
             self._compiled.add(known)

@@ -4,7 +4,7 @@ import collections
 import contextlib
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -34,14 +34,15 @@ def mend() -> None:
     cache_key._hash_accelerator_config = _hash_for_any_process
 
 
-def lower(loop: Any, *arguments: Any) -> list[list[Lowered]]:
-    """What a loop of steps calls, of each device.
+@contextlib.contextmanager
+def told_of_precision() -> Iterator[None]:
+    """Within it steps are lowered.
 
     Raises:
-      UserError: these devices can't compute it in the types of numbers that the run is to have.
+      UserError: these devices can't compute one in the types of numbers that the run is to have.
     """
     try:
-        return list(loop.lower(*arguments))
+        yield
     except ValueError as error:
         if "not supported by dot_general" not in str(error):
             raise
