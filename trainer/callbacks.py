@@ -1,5 +1,6 @@
 """Keras callbacks from the flags, and their state over restarts."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,11 @@ from trainer.errors import UserError
 from trainer.program import Program
 
 _SETTING = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)  # the learning rate
+_KNOWN = {
+    name: kind
+    for name, kind in vars(keras.callbacks).items()
+    if inspect.isclass(kind) and issubclass(kind, keras.callbacks.Callback) and kind is not keras.callbacks.Callback
+}
 _SAVING = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
 
 
@@ -119,6 +125,16 @@ def _name(spec: str) -> str:
     return spec.partition("(")[0].strip()
 
 
+def _check_saves(spec: str, kind: Any) -> None:
+    if any(each.__name__ in _SAVING for each in getattr(kind, "__mro__", ())):
+        raise UserError(
+            "callbacks",
+            spec,
+            "would save beside the run's own checkpoints",
+            "use --save_every and --keep",
+        )
+
+
 def create(specs: Sequence[str], program: Program, dataset: Dataset, clock: Clock) -> Callbacks:
     """The callbacks of --callbacks, by a name of keras.callbacks or a dotted path, bound to the model.
 
@@ -137,22 +153,17 @@ def create(specs: Sequence[str], program: Program, dataset: Dataset, clock: Cloc
     callbacks = []
     for spec in specs:
         name, attribute, arguments = plugins.parse(spec, "callbacks")
-        factory = getattr(keras.callbacks, name, None)
+        factory = _KNOWN.get(name)
         if factory is None or attribute:
-            factory, arguments = plugins.resolve(spec, "callbacks", "trainer.models", "create")
+            factory, arguments = plugins.resolve(spec, "callbacks", "trainer.models", "create", list(_KNOWN))
+        _check_saves(spec, factory)  # before it is made, for which Orbax's needs a package
         try:
             callback = factory(**arguments)
         except (TypeError, ValueError) as error:
             raise UserError("callbacks", spec, str(error), "see keras.io/api/callbacks") from None
         if not isinstance(callback, keras.callbacks.Callback):
             raise UserError("callbacks", spec, f"made a {type(callback).__name__}", "give a keras.callbacks.Callback")
-        if any(kind.__name__ in _SAVING for kind in type(callback).__mro__):
-            raise UserError(
-                "callbacks",
-                spec,
-                "would save beside the run's own checkpoints",
-                "use --save_every and --keep",
-            )
+        _check_saves(spec, type(callback))
         if getattr(callback, "restore_best_weights", False):
             raise UserError(
                 "callbacks",

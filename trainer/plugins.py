@@ -13,7 +13,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainer.errors import UserError
@@ -50,7 +50,9 @@ def parse(spec: str, flag: str) -> tuple[str, str, dict[str, Any]]:
     return module, attribute, arguments
 
 
-def resolve(spec: str, flag: str, package: str, attribute: str) -> tuple[Any, dict[str, Any]]:
+def resolve(
+    spec: str, flag: str, package: str, attribute: str, others: Sequence[str] = ()
+) -> tuple[Any, dict[str, Any]]:
     """Finds what a spec names.
 
     Args:
@@ -58,6 +60,7 @@ def resolve(spec: str, flag: str, package: str, attribute: str) -> tuple[Any, di
       flag: the flag it came from, for errors.
       package: where short names live, such as 'trainer.models'.
       attribute: what is taken from a module when the spec names none, such as 'build'.
+      others: names that would have been known, for errors.
 
     Returns:
       (the object, keyword arguments of the spec). A user's module without `attribute` is itself
@@ -71,26 +74,25 @@ def resolve(spec: str, flag: str, package: str, attribute: str) -> tuple[Any, di
         return getattr(importlib.import_module(f"{package}.{name}"), attribute), arguments
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())  # the user's module stands where they started us
-    module = _import(name, spec, flag, package, attribute)
+    module = _import(name, spec, flag, [*_modules_with(package, attribute), *others])
     if given_attribute and not hasattr(module, given_attribute):
         close = _suggestion(given_attribute, vars(module))
         raise UserError(flag, spec, f"module {name} has no {given_attribute!r}{close}", "name one that it has")
     return getattr(module, given_attribute or attribute, module), arguments
 
 
-def _import(name: str, spec: str, flag: str, package: str, attribute: str) -> Any:
+def _import(name: str, spec: str, flag: str, known: Sequence[str]) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise  # the module is there; what is missing is something that it imports
-        ours = _modules_with(package, attribute)
-        close = _suggestion(name, dict.fromkeys(ours))
+        close = _suggestion(name, dict.fromkeys(known))
         raise UserError(
             flag,
             spec,
-            f"there is no {flag} and no module of that name{close}",
-            f"one of {', '.join(ours)}, or a path such as my_pkg.my_module:function "
+            f"there is no {flag.removesuffix('s')} and no module of that name{close}",
+            f"one of {', '.join(known)}, or a path such as my_pkg.my_module:function "
             f"that can be imported from {os.getcwd()}",
         ) from None
 
