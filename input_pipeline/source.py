@@ -47,11 +47,7 @@ class Arrays:
     def __init__(self, *arrays: Any) -> None:
         self.arrays = arrays
         for array in flatten(arrays):
-            if array.dtype.kind in "OSU":
-                raise DataError(
-                    f"an array has dtype {array.dtype}: give numbers, in arrays of one shape (of words, say, those of "
-                    "numpy.unique(words, return_inverse=True), or of keras.layers.StringLookup called where you load)"
-                )
+            _check_is_of_numbers(array)
         lengths = [len(array) for array in flatten(arrays)]
         if len(set(lengths)) != 1:
             raise DataError(f"the arrays differ in length: {lengths}")
@@ -102,6 +98,14 @@ def as_array(given: Any) -> npt.NDArray[Any]:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
+def _check_is_of_numbers(array: npt.NDArray[Any]) -> None:
+    if array.dtype.kind in "OSU":
+        raise DataError(
+            f"an array has dtype {array.dtype}: give numbers, in arrays of one shape (of words, say, those of "
+            "numpy.unique(words, return_inverse=True), or of keras.layers.StringLookup called where you load)"
+        )
+
+
 class Spec(NamedTuple):
     """Shape (without the batch dim) and dtype of one array of an example."""
 
@@ -133,6 +137,7 @@ def _checked(example: Any, ids: npt.NDArray[np.int64], by: str) -> Example:
     y, *weight = others or ((),)
     example = map_structure(as_array, (x, y, *weight))
     for array in flatten(example):
+        _check_is_of_numbers(array)
         if array.shape[:1] != ids.shape:
             raise DataError(f"{by} of {len(ids)} ids returned an array of shape {array.shape}")
     return example

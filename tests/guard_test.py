@@ -212,7 +212,8 @@ def test_a_model_that_computes_something_else_is_refused(tmp_path):
     module = tmp_path / "changing.py"
     flags = ("--backend=jax", "--model=changing:build", "--save_every=10", "--evaluate_every=never")
     flags += (f"--run_dir={tmp_path / 'run'}",)
-    for function, steps, code in (("relu", 20, 0), ("relu", 30, 0), ("tanh", 40, 2), ("relu", 40, 0)):
+    # Of another length: what Python keeps of a module it takes for that of any other of its size, in the same second.
+    for function, steps, code in (("relu", 20, 0), ("relu", 30, 0), ("sigmoid", 40, 2), ("relu", 40, 0)):
         module.write_text(MODEL.format(function=function))
         err = trainer(*flags, f"--steps={steps}", code=code, cwd=tmp_path).stderr
         assert ("the code of the model or of the data has changed" in err) == (code == 2)

@@ -265,6 +265,10 @@ class columns:
     train = evaluation = Arrays(x, x[:, :3])
 
 
+class weightless:
+    train = Arrays(columns.x, columns.x[:, :3], np.zeros(500))
+
+
 def column(units):
     model = keras.Sequential([keras.layers.Dense(units)])
     model.compile(loss="mse")
@@ -517,6 +521,11 @@ def test_doubts_are_told_before_the_run(project):
         out = trainer(*flags, cwd=project).stdout
         assert [doubt for doubt in (mixes, cuts, broadcast, in_pairs) if doubt in out] == ([told] if told else []), out
         assert ("labels (batch,) and outputs (batch, 1) were broadcast" in out) == (told == mixes)
+
+
+def test_examples_that_weigh_nothing_are_told(project):
+    flags = ("--backend=jax", "--dataset=my_project:weightless", "--model=my_project:column(units=3)", "--steps=5")
+    assert "nothing was trained up to step 5" in trainer(*flags, cwd=project).stdout
 
 
 def test_a_model_that_is_sure_and_wrong(project):

@@ -335,6 +335,18 @@ class Rows:
     train = [{"image": np.zeros(8, np.float32), "label": i % 10} for i in range(100)]
 
 
+class Words:
+    def __len__(self):
+        return 100
+
+    def read(self, ids):
+        return np.zeros((len(ids), 8), np.float32), np.where(ids % 2, "cat", "dog")
+
+
+def words():
+    return type("Data", (), {"train": Words()})
+
+
 class Unlabelled:
     train = Arrays(np.zeros((100, 8), np.float32))
 
@@ -378,6 +390,7 @@ def project(tmp_path):
             ["mixes up its variables' values on TensorFlow", "--backend=jax"],
         ),
         (["--learning_rate=nan"], ["--learning_rate=nan", "not 0 or more"]),
+        (["--dataset=user_project:words"], ["an array has dtype <U3: give numbers", "numpy.unique"]),
         (["--dataset=user_project:Rows", "--cache=."], [". is a directory", "--cache"]),
         (["--schedule=sawtooth"], ["--schedule=sawtooth", "cosine"]),
         (["--callbacks=EarlyStopping(restore_best_weights=True)"], ["restore_best_weights", "the best one is kept"]),

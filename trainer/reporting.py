@@ -138,6 +138,8 @@ class Reporting:
         if self._flops and seconds > 0:
             speed["flops_per_second"] = self._flops * steps / seconds
             speed["mfu"] = speed["flops_per_second"] / self._peak
+        if math.isnan(metrics["loss"]):  # of no weight; one that is not finite ends the run before
+            self.say(f"nothing was trained up to step {step}: all its examples weigh 0, or their steps were skipped")
         self._since = {"step": step, **booked}
         self.note(step, {**metrics, **facts, **speed})
         sides = {name: "validation" if name.startswith("val_") else "train" for name in metrics}
