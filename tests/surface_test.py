@@ -200,9 +200,12 @@ def test_an_optimizer_s_copies_of_the_variables_are_of_those_that_were_given(tmp
     first, tuned = tmp_path / "first", tmp_path / "tuned"
     trainer("--backend=jax", "--steps=30", f"--run_dir={first}")
     schedule_free = ("--optimizer=schedulefreeadamw", "--learning_rate=0")  # what it trains moves to what it has copied
-    trainer("--backend=jax", *schedule_free, "--steps=3", f"--initialize_from={first}", f"--run_dir={tuned}")
-    before, after = (summary(run)["final"]["val_loss"] for run in (first, tuned))
-    assert abs(after - before) <= 1e-5
+    tuning = (*schedule_free, "--steps=3", f"--initialize_from={first}")
+    trainer("--backend=jax", *tuning, f"--run_dir={tuned}")
+    sharded = tmp_path / "sharded"  # of which neither process has the whole
+    finished(launch("--strategy=device_mesh", "--layout=fsdp", *tuning, f"--run_dir={sharded}", processes=2))
+    before, after, there = (summary(run)["final"]["val_loss"] for run in (first, tuned, sharded))
+    assert abs(after - before) <= 1e-5 and abs(there - before) <= 1e-5
     # TensorFlow, where it would train otherwise, may judge and export it.
     out = trainer("evaluate", "--backend=tensorflow", f"--run_dir={tuned}").stdout
     assert abs(json.loads(out.splitlines()[-1])["test_loss"] - after) <= 1e-5

@@ -4,7 +4,7 @@ import pathlib
 import warnings
 from typing import Any
 
-import keras
+import numpy as np
 
 from trainer import checkpoint, hdf5, optimizers, saving
 from trainer.errors import UserError
@@ -34,28 +34,23 @@ def read_model_variables(path: pathlib.Path, program: Program, manifest: dict[st
             f"holds another model:{table}",
             "give a checkpoint of the same model; or build this one from an export of the other: docs/extending.md",
         )
+    copies = [
+        pair for each in optimizers.each_of(program.optimizer) for pair in optimizers.copies(each, program.to_host)
+    ]
     try:
         if checkpoint.WEIGHTS not in manifest["files"]:
             saving.read_shards(path, program, manifest, here)
         else:
-            optimizer = [(v, keras.ops.convert_to_numpy(v.value)) for v in program.optimizer.variables]
+            optimizer = [(v, np.array(program.to_host(v))) for v in program.optimizer.variables]
             with warnings.catch_warnings():  # another optimizer's variables are skipped, and are not wanted
                 warnings.simplefilter("ignore")
                 hdf5.read_weights(path / checkpoint.WEIGHTS, program)
             for variable, value in optimizer:
-                variable.assign(value)
+                program.assign(variable, value.__getitem__)
     except (checkpoint.Damaged, OSError, ValueError, KeyError, TypeError) as error:
         raise UserError("initialize_from", path, f"can't be read: {error}", "give another checkpoint") from None
-    for each in optimizers.each_of(program.optimizer):
-        try:
-            fresh = optimizers.build_anew(each)
-        except (TypeError, ValueError) as error:
-            reason = f"needs the optimizer anew, and {type(each).__name__} can't be made of its get_config(): {error}"
-            fix = "have get_config() return all that the constructor takes"
-            raise UserError("initialize_from", path, reason, fix) from None
-        if fresh:
-            for variable, begun in zip(each.variables, fresh.variables, strict=True):
-                program.assign(variable, program.to_host(begun).__getitem__)
+    for copy, variable in copies:
+        program.assign(copy, program.to_host(variable).__getitem__)
 
 
 def find(where: str) -> tuple[pathlib.Path, dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Optimizer and learning-rate schedule: the flags', or those that the model is compiled with."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -22,7 +22,7 @@ def create(config: Config, model: keras.Model, steps: int) -> keras.optimizers.O
     """The optimizer of a run of `steps` steps, with its schedule, and loss scaling under mixed_float16."""
     own = None if config.optimizer else compiled_with(model)
     if own is not None and own.built:  # of a model that was trained before and loaded: a run begins at step 0
-        own = _anew(own)
+        own = type(own).from_config(own.get_config())
     optimizer = _by_name(config, _schedule(config, steps)) if own is None else own
     for flag in ("learning_rate", "schedule") if own is not None else ():
         if (value := getattr(config, flag)) != getattr(Config, flag):
@@ -67,22 +67,25 @@ def build(optimizer: keras.optimizers.Optimizer, trainable: Sequence[keras.Varia
         each.build(trainable)
 
 
-def build_anew(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer | None:
-    """An optimizer at step 0 of the same variables, as they are now; None where its own don't depend on those.
+def copies(
+    optimizer: keras.optimizers.Optimizer, to_host: Callable[[keras.Variable], np.ndarray]
+) -> list[tuple[keras.Variable, keras.Variable]]:
+    """(what an optimizer keeps of a variable, that variable), where it has copies of all: ScheduleFreeAdamW begins so.
 
-    ScheduleFreeAdamW's begin as copies: of variables that are set after it was built, they would be of others.
+    Where all are 0, so is what Adam keeps of them, which is no copy.
     """
-    tried, variable = _anew(optimizer), keras.Variable([[1.0, 2.0]])
-    tried.build([variable])
-    if not any(np.array_equal(keras.ops.convert_to_numpy(v), variable) for v in tried.variables):
-        return None
-    fresh = _anew(optimizer)
-    fresh.build(optimizer._trainable_variables)
-    return fresh
+    trained = optimizer._trainable_variables
 
+    def are_copies(kept: Any) -> bool:
+        if not isinstance(kept, list) or kept is trained or len(kept) != len(trained):
+            return False
+        pairs = list(zip(kept, trained, strict=True))
+        if not all(isinstance(mine, keras.Variable) and mine.shape == theirs.shape for mine, theirs in pairs):
+            return False
+        equal = all(np.array_equal(to_host(mine), to_host(theirs)) for mine, theirs in pairs)
+        return equal and any(np.any(to_host(variable)) for variable in trained)
 
-def _anew(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    return type(optimizer).from_config(optimizer.get_config())
+    return [pair for kept in vars(optimizer).values() if are_copies(kept) for pair in zip(kept, trained, strict=True)]
 
 
 def compiled_with(model: keras.Model) -> keras.optimizers.Optimizer | None:
