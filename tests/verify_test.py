@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.running import REPOSITORY, environment, trainer
-from trainer import verify_rows
+from trainer import verify, verify_rows
 from trainer.errors import UserError, last_words
 
 PLANTED = """
@@ -110,6 +110,13 @@ def test_a_backend_that_fails_is_not_taken_for_one_without_accelerators(monkeypa
     monkeypatch.setenv("JAX_PLATFORMS", "nonesuch")
     with pytest.raises(UserError, match="--backend=jax: can't be asked for its devices"):
         verify_rows.ask("jax")
+
+
+def test_a_row_that_did_not_run_is_not_taken_for_one_of_other_bits():
+    twice = verify_rows.Row("one_device jax, again", "jax", 1, 4)
+    assert "did not run" in verify.likely_cause([twice])
+    twice.losses = [1.0]
+    assert "not deterministic" in verify.likely_cause([twice])
 
 
 def test_rows_that_are_compared_run_on_one_kind_of_chip():

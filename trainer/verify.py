@@ -52,7 +52,7 @@ def run(config: Config) -> int:
         for finding in broken:
             print(f"cause: {finding['part']} {finding['problem']}")
         if failed and not broken:
-            print(runs.likely_cause(failed))
+            print(likely_cause(failed))
         held = not failed and not broken
         print("\nOne run, one curve: it holds for this model and data." if held else "\nThe promise is broken.")
         return OK if held else 1
@@ -184,18 +184,6 @@ class Runs:
         found = (json.loads(p.read_text()) for p in (self._path(row) / "checkpoints").glob("*/manifest.json"))
         return next((manifest for manifest in found if manifest["step"] == step), None)
 
-    def likely_cause(self, failed: Sequence[Row]) -> str:
-        """In words, what kinds of rows fail."""
-        names = [row.name for row in failed]
-        if any(name.endswith("again") for name in names):
-            return "cause: the same flags gave other bits twice: an op, a layer or the data is not deterministic"
-        if any(name.endswith("1 replica") for name in names):
-            return (
-                "cause: the number of logical replicas shows, though nothing in the model should let it: is a "
-                "loss or a gradient scaled by the size of a replica's share?"
-            )
-        return "cause: the number of devices shows: is something scaled by it, or added up in another order?"
-
     def _path(self, row: Row) -> pathlib.Path:
         return self._directory / row.name.replace(",", "").replace(" ", "-")
 
@@ -206,3 +194,18 @@ class Runs:
         if on_cpu:
             environment |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
         return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
+
+
+def likely_cause(failed: Sequence[Row]) -> str:
+    """In words, what kinds of rows fail."""
+    if not all(row.losses for row in failed):
+        return "cause: some did not run at all; python -m trainer with their flags says more"
+    names = [row.name for row in failed]
+    if any(name.endswith("again") for name in names):
+        return "cause: the same flags gave other bits twice: an op, a layer or the data is not deterministic"
+    if any(name.endswith("1 replica") for name in names):
+        return (
+            "cause: the number of logical replicas shows, though nothing in the model should let it: is a "
+            "loss or a gradient scaled by the size of a replica's share?"
+        )
+    return "cause: the number of devices shows: is something scaled by it, or added up in another order?"
