@@ -176,8 +176,8 @@ def single(input_shape, classes, loss="mse", metrics=None, shape=()):
     return model
 
 
-def brightened(input_shape, classes, dtype="uint8"):
-    layers = [keras.Input(input_shape, dtype=dtype), keras.layers.RandomBrightness(0.1), keras.layers.Flatten()]
+def brightened(input_shape, classes):
+    layers = [keras.Input(input_shape, dtype="uint8"), keras.layers.RandomBrightness(0.1), keras.layers.Flatten()]
     return keras.Sequential([*layers, keras.layers.Dense(classes)])
 
 

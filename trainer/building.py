@@ -88,11 +88,12 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
             if flatten(y)
             else "let the source return (x, y): what it gives has no labels, so all of it goes to the model",
         ) from error
-    for layer in brightened + more:
+    if brightened := brightened + more:
         raise UserError(
             "model",
             config.model,
-            f"layer {layer.path} (RandomBrightness) is given integers, to which Keras adds integers: 200 + 100 is 44",
+            f"layer {brightened[0].path} (RandomBrightness) is given integers, to which Keras adds integers, and "
+            "200 + 100 is 44 there",
             "put a layer before it that gives floats, such as Rescaling(1.0)",
         )
     if not model.trainable_variables:  # of whose steps Keras's optimizers count none
@@ -164,11 +165,11 @@ def _noting_integers() -> Iterator[list[keras.Layer]]:
     """Gives the layers that are asked to brighten integers, of which Keras 3.15 makes noise, and says nothing."""
     found, call = list[keras.Layer](), keras.layers.RandomBrightness.__call__
 
-    def noting(layer: keras.Layer, images: Any, *args: Any, **kwargs: Any) -> Any:
-        dtypes = [keras.backend.standardize_dtype(image.dtype) for image in keras.tree.flatten(images)]
-        if any("int" in dtype for dtype in dtypes[:1]):
+    def noting(layer: keras.Layer, data: Any, *args: Any, **kwargs: Any) -> Any:
+        images = data["images"] if isinstance(data, dict) else data
+        if "int" in keras.backend.standardize_dtype(images.dtype):
             found.append(layer)
-        return call(layer, images, *args, **kwargs)
+        return call(layer, data, *args, **kwargs)
 
     with mock.patch.object(keras.layers.RandomBrightness, "__call__", noting):
         yield found

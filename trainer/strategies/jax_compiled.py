@@ -1,4 +1,4 @@
-"""The programs that JAX keeps from start to start, and finds again: cut by a kill, or another device's or process's."""
+"""How programs are lowered and compiled by JAX, kept from start to start, and found again: cut, or another device's."""
 
 import collections
 import contextlib
