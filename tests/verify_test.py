@@ -70,6 +70,17 @@ def gemma():
     model.compile(keras.optimizers.AdamW(1e-3), loss, weighted_metrics=[keras_hub.metrics.Perplexity(from_logits=True)])
     return model
 
+def asked(input_shape, classes):
+    import jax
+    assert jax.config.jax_default_matmul_precision == "highest" and keras.config.dtype_policy().name == "float32"
+    return good(input_shape, classes)
+
+def drilled(input_shape, classes):
+    import os
+    from tensorflow.python.framework import config
+    assert config.is_op_determinism_enabled() and "--xla_gpu_deterministic_ops=true" in os.environ["XLA_FLAGS"]
+    return good(input_shape, classes)
+
 def unlabelled(): return np.random.default_rng(0).normal(size=(100, 6)).astype("float32")
 """
 
@@ -104,6 +115,17 @@ def test_random_numbers_in_evaluation_break_nothing(here):
 def test_batch_normalization_inside_another_layer_is_a_note(here):
     out = trainer("probe", "--backend=jax", "--model=planted:wrapped", cwd=here).stdout
     assert "note  layer 'each' (TimeDistributed): takes statistics over the examples" in out
+
+
+def test_what_is_asked_of_a_model_is_not_how_an_accelerator_rounds(here):
+    """Of float32 it would keep 11 bits in some shapes, so that examples seemed to mix (an H200)."""
+    flags = ("--backend=jax", "--model=planted:asked", "--precision=mixed_bfloat16")
+    assert "nothing found" in trainer("probe", *flags, cwd=here).stdout
+
+
+def test_accelerators_are_held_to_the_same_bits_each_time(here):
+    """What a drill sets, and --exact: without it, starts that nothing disturbed ended in other weights (an H200)."""
+    trainer("probe", "--backend=tensorflow", "--model=planted:drilled", "--exact", cwd=here)
 
 
 def test_a_backend_that_fails_is_not_taken_for_one_without_accelerators(monkeypatch):

@@ -28,6 +28,7 @@ ON_A_RUN = ("evaluate", "export", "checkpoints", "audit", "report")
 TOGETHER = ("train", "evaluate")  # these are done by all processes of a cluster
 # These only read what runs have left, or start runs: at once, and where no backend is installed.
 WITHOUT_KERAS = ("verify", "doctor", "checkpoints", "diff", "drill", "report")
+COMPARING = ("probe", "export")  # with what is computed otherwise: of other examples, by another graph
 WHERE = ("strategy", "backend", "devices", "mesh", "layout", "remat")  # flags that mean nothing elsewhere
 
 
@@ -45,6 +46,8 @@ def main(argv: Sequence[str]) -> int:
     if verb == "explain":
         config = backend.without_accelerators(config)
     chosen = backend.choose(config)
+    if verb in COMPARING:
+        os.environ |= backend.in_full()
     if verb not in WITHOUT_KERAS:
         backend.prepare(chosen, config.exact)
     if verb in TOGETHER:

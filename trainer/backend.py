@@ -114,13 +114,28 @@ def prepare(backend: str, exact: bool = False) -> None:
         os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(memory.whole // 2**30 + 1))
     later.put_off()
     if exact:
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
+        os.environ |= deterministic()
     if not _verbose():
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         logging.set_verbosity(logging.WARNING)  # JAX and TensorFlow log through absl
         # Keras asks for them where it counts classes.
         warnings.filterwarnings("ignore", "Explicitly requested dtype int64", module=r"keras\.")
+
+
+def deterministic() -> dict[str, str]:
+    """The environment in which GPUs only use algorithms that give the same bits each time."""
+    xla = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
+    return {"XLA_FLAGS": xla.strip(), "TF_DETERMINISTIC_OPS": "1"}
+
+
+def in_full() -> dict[str, str]:
+    """The environment in which accelerators multiply float32 as it is.
+
+    By themselves they round it to 11 bits (TF32) or 8 (TPUs), but not in every shape: to compare what is computed of
+    more examples, or by another graph, is to compare that.
+    """
+    return {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "NVIDIA_TF32_OVERRIDE": "0"}
 
 
 def go_past_proxies(cluster: Cluster) -> None:

@@ -1,13 +1,16 @@
 """The verb drill: does the user's own run survive? Causes real faults, and compares the end with an undisturbed run.
 
 Each row starts the run anew in a directory of its own, causes its fault, gives the same command again as often as need
-be, and asks for the very weights and the very log of the run that nothing happened to.
+be, and asks for the very weights and the very log of the run that nothing happened to. GPUs take deterministic
+algorithms for it: of others, no two runs have the same bits, whatever happens to them.
 """
 
 import dataclasses
+import os
 import pathlib
 import tempfile
 
+from trainer import backend, verify_rows
 from trainer.config import Config
 from trainer.errors import OK, UserError
 from trainer.faults import FAULTS
@@ -21,6 +24,9 @@ def run(config: Config) -> int:
     """Prints a table of faults and what came of them. Returns the exit code."""
     steps = config.steps if config.steps > 0 else STEPS
     every = max(1, steps // SAVES)
+    if any(verify_rows.accelerators().values()):
+        os.environ |= backend.deterministic()
+        print("every start takes deterministic algorithms on this machine's accelerators, as with --exact")
     with tempfile.TemporaryDirectory() as scratch:
         directory = pathlib.Path(scratch)
         config = dataclasses.replace(

@@ -3,6 +3,8 @@
 The promise rests on this: examples don't mix, so that they may be shared out; randomness comes from
 Keras's seed generators, which we key by step and replica; and loss and metrics are sums over examples. Each
 is put to the test on a few real examples. That a source is a function of the id is asked before every run.
+
+What is asked is how a model is made, not how it rounds: it computes in float32, whatever --precision says.
 """
 
 import dataclasses
@@ -24,7 +26,10 @@ from trainer.peers import Peers
 from trainer.randomness import is_seed
 
 EXAMPLES = 4
-_TOLERANCE = 1e-5  # relative; other batch sizes take other kernels, which round otherwise
+Close = Callable[[Any, Any], bool]
+# Relative: other batch sizes take other kernels, which round otherwise.
+_PRECISE = 1e-5
+_COARSE = 0.03  # where a layer has 16 bits of its own: some roundings of 8 significant ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +49,8 @@ class Finding:
 
 def run(config: Config) -> int:
     """Prints findings, the last line being JSON. Returns 0 if none breaks the promise, else 1."""
-    parts = assemble(dataclasses.replace(config, replicas=1, devices=0, global_batch=EXAMPLES), Peers())
+    config = dataclasses.replace(config, replicas=1, devices=0, global_batch=EXAMPLES, precision="float32")
+    parts = assemble(config, Peers())
     findings = probe(parts)
     for finding in findings:
         print(f"{'BREAKS' if finding.breaks else 'note':>6}  {finding.part}: {finding.problem}")
@@ -72,12 +78,12 @@ def _model(parts: Assembly) -> list[Finding]:
     x, other = _examples(parts, 0)[0], _examples(parts, EXAMPLES)[0]
     mixed = keras.tree.map_structure(lambda a, b: ops.concatenate([a[:1], b[1:]]), x, other)
     names, outputs = _layers(model)
-    found = []
+    close, found = _closeness(model), []
     for training in (False, True):
         call = _caller(outputs, training)
         once, twice, among_others = call(x), call(x), call(mixed)
         when = "in training" if training else "in evaluation, too"
-        differing = _first_difference(names, once, twice)
+        differing = _first_difference(close, names, once, twice)
         if differing:
             problem = (
                 f"gives another result for the same input {when}. Draw random numbers from a "
@@ -85,7 +91,7 @@ def _model(parts: Assembly) -> list[Finding]:
             )
             return [Finding(differing, problem)]
         first_rows = [[a[:1] for a in outputs] for outputs in (once, among_others)]
-        differing = _first_difference(names, *first_rows)
+        differing = _first_difference(close, names, *first_rows)
         if differing and training and _normalizes_batches(model, differing):
             problem = (
                 "takes statistics over the examples of a logical replica: the curve depends on --replicas, "
@@ -134,18 +140,25 @@ def _takes_training(model: keras.Model) -> bool:
     return bool(getattr(model, "_call_has_training_arg", True))
 
 
-def _first_difference(names: Sequence[str], a: Sequence[Any], b: Sequence[Any]) -> str:
+def _first_difference(close: Close, names: Sequence[str], a: Sequence[Any], b: Sequence[Any]) -> str:
     """The first name whose output differs; a single one stands for all that a model gives."""
     names = names if len(names) > 1 else [*names] * len(a)
     for name, x, y in zip(names, a, b, strict=True):
-        if not _close(x, y):
+        if not close(x, y):
             return name
     return ""
 
 
-def _close(a: Any, b: Any) -> bool:
-    scale = max(1e-6, float(np.max(np.abs(a), initial=0.0)))
-    return bool(np.max(np.abs(a - b), initial=0.0) <= _TOLERANCE * scale)
+def _closeness(model: keras.Model) -> Close:
+    """Whether two results are one but for rounding, of the coarsest type that a layer computes in."""
+    types = {layer.compute_dtype for layer in model._flatten_layers()}
+    tolerance = _COARSE if types & {"bfloat16", "float16"} else _PRECISE
+
+    def close(a: Any, b: Any) -> bool:
+        scale = max(1e-6, float(np.max(np.abs(a), initial=0.0)))
+        return bool(np.max(np.abs(a - b), initial=0.0) <= tolerance * scale)
+
+    return close
 
 
 def _normalizes_batches(model: keras.Model, name: str) -> bool:
@@ -181,13 +194,13 @@ def _sums(parts: Assembly) -> list[Finding]:
     """Loss and metrics of a batch are the sums of its examples', and the loss is Keras's own."""
     objective, model = parts.program.objective, parts.program.model
     x, y = _examples(parts, 0)
-    sums = _summing(parts)
+    sums, close = _summing(parts), _closeness(model)
     whole, single = sums(), [sums(slice(i, i + 1)) for i in range(EXAMPLES)]
-    if not _close(whole.objective, sums(replica=1).objective):
+    if not close(whole.objective, sums(replica=1).objective):
         problem = "draws random numbers in evaluation, too: what evaluations give depends on --replicas"
         return [Finding("the loss", problem, breaks=False)]
     found = []
-    if not _close(whole.objective, sum(s.objective for s in single)):
+    if not close(whole.objective, sum(s.objective for s in single)):
         problem = (
             f"of {EXAMPLES} examples is {whole.objective / whole.weight:.6g}, but the mean of what it gives for "
             f"each alone is {sum(s.objective for s in single) / sum(s.weight for s in single):.6g}: it mixes "
@@ -196,11 +209,11 @@ def _sums(parts: Assembly) -> list[Finding]:
         found.append(Finding("the loss", problem))
     with logits.remembered():
         keras_loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=False), training=False)
-    if not found and not _close(whole.objective / whole.weight, ops.convert_to_numpy(keras_loss)):
+    if not found and not close(whole.objective / whole.weight, ops.convert_to_numpy(keras_loss)):
         problem = f"is {whole.objective / whole.weight:.6g} in the run's step, but {float(keras_loss):.6g} in Keras's"
         found.append(Finding("the loss", problem))
     for i, variable in enumerate(objective.metrics.variables):
-        if not _close(whole.metrics[i], sum(s.metrics[i] for s in single)):
+        if not close(whole.metrics[i], sum(s.metrics[i] for s in single)):
             problem = "is no sum over examples, so it depends on how a batch is shared out"
             found.append(Finding(f"metric variable {variable.path}", problem))
     return found

@@ -10,8 +10,6 @@ from trainer.strategies.tf_sums import hold_rounding_fixed
 
 def create(config: Config, cluster: Cluster) -> TFDistribute:
     """OneDeviceStrategy or MirroredStrategy on real devices, or on virtual CPUs where those are too few."""
-    if config.exact:
-        tf.config.experimental.enable_op_determinism()
     gpus = tf.config.list_physical_devices("GPU")
     wanted = 1 if config.strategy == "one_device" else config.devices or max(1, len(gpus))
     if len(gpus) >= wanted:

@@ -17,8 +17,6 @@ from trainer.strategies.tf_sums import hold_rounding_fixed
 
 def create(config: Config, cluster: Cluster) -> TFDistribute:
     """MultiWorkerMirroredStrategy over the cluster's processes, each with its GPUs, or one CPU."""
-    if config.exact:
-        tf.config.experimental.enable_op_determinism()
     gpus = tf.config.list_physical_devices("GPU")
     exact = config.exact or not gpus
     if exact:
