@@ -29,7 +29,8 @@ from collections.abc import Sequence
 from typing import IO
 
 from launch.autopsy import Standstill, kills_for_memory, lack_of_memory
-from trainer import console, host_memory
+from trainer import console, gpus, host_memory
+from trainer.cluster import Cluster
 from trainer.errors import BUSY, OK, PREEMPTED, USER_ERROR
 
 FINAL = (OK, USER_ERROR, BUSY)  # done; or what another start would meet again
@@ -138,6 +139,10 @@ class Group:
         if servers:
             self._roles = ["chief", *["worker"] * (count - 1), *["ps"] * servers]
         self._addresses = [f"127.0.0.1:{port}" for port in free_ports(len(self._roles))]
+        self._gpus = gpus.visible(os.environ)
+        computing = len(gpus.computing(self._cluster(0)))
+        if 0 < len(self._gpus) < computing:
+            print(f"launch: {computing} processes, but {len(self._gpus)} GPUs: they compute on CPUs", flush=True)
         self._readers: list[threading.Thread] = []
         self._processes = [self._start(index) for index in range(len(self._roles))]
 
@@ -180,6 +185,9 @@ class Group:
             if process.poll() is None:
                 process.send_signal(number)
 
+    def _cluster(self, index: int) -> Cluster:
+        return Cluster(tuple(self._addresses), index, "TF_CONFIG", tuple(self._roles))
+
     def _start(self, index: int) -> "subprocess.Popen[bytes]":
         role = self._roles[index]
         cluster: dict[str, list[str]] = {}
@@ -188,7 +196,7 @@ class Group:
         config = {"cluster": cluster, "task": {"type": role, "index": index - self._roles.index(role)}}
         process = subprocess.Popen(
             [sys.executable, "-m", "trainer", *self._flags],
-            env=MALLOC | os.environ | {"TF_CONFIG": json.dumps(config)} | _own_gpus(index, len(self._roles)),
+            env=MALLOC | os.environ | {"TF_CONFIG": json.dumps(config)} | gpus.share(self._cluster(index), self._gpus),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -205,15 +213,6 @@ class Group:
 def _end_with_parent() -> None:
     """In the child: a launcher that is killed leaves nobody behind."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _own_gpus(index: int, count: int) -> dict[str, str]:
-    """An equal share of this machine's GPUs for each process, where there are enough."""
-    gpus = len(list(pathlib.Path("/dev").glob("nvidia[0-9]*")))
-    if gpus < count or "CUDA_VISIBLE_DEVICES" in os.environ:
-        return {}
-    share = range(gpus // count * index, gpus // count * (index + 1))
-    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, share))}
 
 
 def _copy(stream: IO[bytes], log: console.Lossy, index: int) -> None:

@@ -13,6 +13,7 @@ FLOORS = {
     "trainer.errors": 0,
     "trainer.clock": 0,
     "trainer.cluster": 0,
+    "trainer.gpus": 0,
     "trainer.config": 0,
     "trainer.console": 0,
     "trainer.connection": 0,

@@ -1,5 +1,6 @@
 """Several processes: the one-device bits, no hang when one dies, and restarts that carry the run to its end."""
 
+import dataclasses
 import json
 import re
 import signal
@@ -12,8 +13,10 @@ from launch.local import free_ports
 from tests.conftest import need
 from tests.forks import trainer
 from tests.running import REPOSITORY, curve, deviation, finished, launch, lines, stall, start, summary
-from trainer.cluster import expand_nodes
+from trainer import gpus
+from trainer.cluster import Cluster, expand_nodes
 from trainer.connection import listen
+from trainer.errors import UserError
 
 STRATEGY = {"tensorflow": "multi_worker_mirrored", "jax": "device_mesh"}
 FLAGS = ("--replicas=4", "--global_batch=80", "--log_every=5", "--evaluate_every=never")
@@ -267,6 +270,38 @@ def test_doctor_says_who_one_is_and_meets_the_others(tmp_path):
     out = finished(launch("doctor", "--strategy=device_mesh", f"--run_dir={tmp_path / 'run'}"))
     assert out.count("TF_CONFIG; this is process") == 2 and out.count("nothing is wrong") == 2
     assert out.count("all 2 came, from ") == 2 and "is free" in out
+
+
+@pytest.mark.parametrize(
+    ("visible", "servers", "taken"),
+    [
+        ("4,5,6,7", 0, ["4, 5", "6, 7"]),
+        ("4", 0, ["none", "none"]),
+        ("GPU-a,GPU-b", 1, ["none", "GPU-a", "GPU-b", "none"]),  # a chief and a server compute no steps
+    ],
+)
+def test_processes_of_one_machine_share_its_gpus(visible, servers, taken, tmp_path):
+    strategy = "parameter_server" if servers else "device_mesh"
+    flags = ("doctor", f"--strategy={strategy}", f"--run_dir={tmp_path / 'run'}")
+    group = launch(*flags, processes=3 if servers else 2, servers=servers, CUDA_VISIBLE_DEVICES=visible)
+    out = finished(group)
+    assert re.findall(r"\[(\d)\] .* this process takes (.*)", "\n".join(sorted(out.splitlines()))) == [
+        (str(i), gpus) for i, gpus in enumerate(taken)
+    ]
+    assert ("2 processes, but 1 GPUs: they compute on CPUs" in out) == (visible == "4")
+
+
+def test_processes_started_by_hand_share_a_machine_s_gpus():
+    """Who says which GPUs are whose, by hand or by Slurm, is believed."""
+    many = Cluster(("a:1", "a:2", "b:1"), 1, "TF_CONFIG")
+    slurm = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4"}
+    assert gpus.own(many, slurm) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert gpus.own(dataclasses.replace(many, index=2), slurm) == {}
+    assert gpus.own(many, slurm | {"CUDA_VISIBLE_DEVICES": "2,3"}) == {}
+    assert gpus.own(many, {"CUDA_VISIBLE_DEVICES": "2,3"}) == {}
+    assert gpus.own(many, {"CUDA_VISIBLE_DEVICES": "-1"}) == {}
+    with pytest.raises(UserError, match="2 processes on one host: are more than the GPUs that they see there: 5"):
+        gpus.own(many, {"CUDA_VISIBLE_DEVICES": "5", "SLURM_GPUS_ON_NODE": "1"})
 
 
 def test_doctor_finds_what_is_wrong(tmp_path):

@@ -2,8 +2,10 @@
 
 import os
 import pathlib
+import re
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -43,9 +45,20 @@ KillWait=5
 JobRequeue=1
 MessageTimeout=10
 TCPTimeout=3
-NodeName=127.0.0.2 NodeHostname={host} NodeAddr=127.0.0.2 Port={node_port_1} CPUs=2 RealMemory=4000 State=UNKNOWN
-NodeName=127.0.0.3 NodeHostname={host} NodeAddr=127.0.0.3 Port={node_port_2} CPUs=2 RealMemory=4000 State=UNKNOWN
+GresTypes=gpu
+NodeName=DEFAULT CPUs=2 RealMemory=4000 Gres=gpu:4 State=UNKNOWN
+NodeName=127.0.0.2 NodeHostname={host} NodeAddr=127.0.0.2 Port={node_port_1}
+NodeName=127.0.0.3 NodeHostname={host} NodeAddr=127.0.0.3 Port={node_port_2}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+ASKING = """
+import os, keras
+from jax._src import xla_bridge
+
+def build(input_shape, classes):
+    gpus = os.environ["CUDA_VISIBLE_DEVICES"].replace(",", ", ")
+    print("takes", gpus, "of", xla_bridge.CUDA_VISIBLE_DEVICES.value, flush=True)
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
 """
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "sinfo")
 
@@ -63,6 +76,10 @@ def slurm():
     (directory / "munge").chmod(0o700)
     (directory / "munge" / "key").write_bytes(os.urandom(128))
     (directory / "munge" / "key").chmod(0o600)
+    for i in range(4):  # what Slurm takes for GPUs; nothing answers behind them
+        os.mknod(directory / f"nvidia{i}", 0o600 | stat.S_IFCHR, os.makedev(195, i))
+    gpus = (f"NodeName={node} Name=gpu File={directory}/nvidia[0-3]\n" for node in ("127.0.0.2", "127.0.0.3"))
+    (directory / "gres.conf").write_text("".join(gpus))
     port = 7100 + os.getpid() % 500 * 4
     ports = {"port": port, "node_port_1": port + 1, "node_port_2": port + 2}
     configuration = directory / "slurm.conf"
@@ -133,6 +150,26 @@ def test_a_preempted_job_is_queued_again_and_ends_on_the_uninterrupted_hash(back
     assert "restored from" in log.read_text()
     trainer(f"--backend={backend}", *flags, f"--run_dir={tmp_path / 'whole'}")
     assert summary(run)["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("options", "taken"),
+    [
+        (("--gres=gpu:4",), ("0, 1", "2, 3")),  # each task sees all that the job has on the node
+        (("--gpus-per-task=1",), ("0", "1")),  # each is bound to its own
+        pytest.param(("--gres=gpu:4", "--gpu-bind=map_gpu:3,2"), ("3", "2"), marks=pytest.mark.long),
+        (("--nodes=2", "--ntasks-per-node=1", "--gres=gpu:4"), ("0, 1, 2, 3", "0, 1, 2, 3")),
+    ],
+)
+def test_processes_take_the_gpus_that_slurm_gives_them(options, taken, slurm, tmp_path):
+    """No two the same, and all of them. JAX alone would have each take the one of its place on the node."""
+    (tmp_path / "asking.py").write_text(ASKING)
+    options = ("--nodes=1", "--ntasks-per-node=2", *options)
+    flags = ("--strategy=device_mesh", "--model=asking:build", "--steps=1", f"--run_dir={tmp_path / 'run'}")
+    command = ["srun", *options, sys.executable, "-m", "trainer", *flags]
+    ran = subprocess.run(command, env=slurm, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert sorted(re.findall("takes (.*) of (.*)", ran.stdout)) == sorted((gpus, "all") for gpus in taken)
 
 
 def test_the_script_can_be_seen_without_slurm():

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from absl import app, flags
 
-from trainer import agreement, backend, console, run_directory
+from trainer import agreement, backend, console, gpus, run_directory
 from trainer.cluster import ALONE, resolve
 from trainer.config import Config, define_flags, from_flags
 from trainer.errors import UserError
@@ -36,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs a verb. Returns the exit code."""
     config = from_flags()
     cluster = resolve(config.cluster)  # what is wrong with it is said before anything heavy is imported
+    os.environ |= gpus.own(cluster, os.environ)
     verb = argv[1] if len(argv) > 1 else "train"
     if verb == "train" and (cluster.is_chief or config.strategy != "parameter_server"):
         leave_when_told()

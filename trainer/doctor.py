@@ -6,13 +6,12 @@ environment. With several processes it meets the others as a run would, each say
 
 import importlib.metadata
 import os
-import pathlib
 import platform
 import shutil
 import socket
 import time
 
-from trainer import backend
+from trainer import backend, gpus
 from trainer.cluster import Cluster, outside_interfaces, resolve
 from trainer.config import Config
 from trainer.connection import listen, resolved
@@ -104,12 +103,12 @@ def _directory(config: Config) -> Findings:
 
 def _machine() -> Findings:
     versions = ", ".join(f"{n} {importlib.metadata.version(n)}" for n in ("keras", "jax", "numpy") if _installed(n))
-    gpus = sorted(p.name for p in pathlib.Path("/dev").glob("nvidia[0-9]*"))
     cores = len(os.sched_getaffinity(0))
     outside = outside_interfaces()
     return [
         ("ok", "packages", f"Python {platform.python_version()}, {versions}"),
-        ("ok", "machine", f"{cores} cores, {len(gpus)} NVIDIA GPUs, network {', '.join(outside) or 'loopback only'}"),
+        ("ok", "machine", f"{cores} cores, network {', '.join(outside) or 'loopback only'}"),
+        ("ok", "NVIDIA GPUs", f"this process takes {', '.join(gpus.visible(os.environ)) or 'none'}"),
     ]
 
 

@@ -95,6 +95,8 @@ def _join(cluster: Cluster) -> None:
         cluster.size,
         cluster.index,
         coordinator_bind_address=f"[{listens}]:{port}" if ":" in listens else f"{listens}:{port}",
+        # It would keep to the GPU of Slurm's or Open MPI's local rank: trainer/gpus.py knows better.
+        cluster_detection_method="deactivate",
         heartbeat_timeout_seconds=30,  # trainer/peers.py notices sooner, and says why
         initialization_timeout=60,
     )

@@ -1,0 +1,72 @@
+"""Which of a host's GPUs a process takes, where several processes of a run share the host.
+
+Neither framework sees to it that no two take the same one: TensorFlow takes all that it sees, and JAX goes by Slurm's
+local rank, which is wrong where a process was bound to GPUs of its own, or is to have several.
+"""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from trainer.cluster import Cluster
+from trainer.errors import UserError
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NONE = {_VISIBLE: "", "JAX_PLATFORMS": "cpu"}
+
+
+def visible(environment: Mapping[str, str]) -> list[str]:
+    """The GPUs that a process of this environment sees."""
+    if _VISIBLE in environment:
+        return [name for name in environment[_VISIBLE].split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
+    return sorted((path.name.removeprefix("nvidia") for path in pathlib.Path("/dev").glob("nvidia[0-9]*")), key=int)
+
+
+def computing(cluster: Cluster) -> list[int]:
+    """The processes on this one's host that compute steps: not a chief that hands them out, nor servers."""
+    return [i for i in _here(cluster) if "ps" not in cluster.roles or cluster.roles[i] == "worker"]
+
+
+def share(cluster: Cluster, gpus: Sequence[str]) -> dict[str, str]:
+    """The environment in which this process sees its equal share of its host's GPUs.
+
+    None where it computes no steps; nor where there are too few, for then all are to compute on CPUs.
+    """
+    sharing = computing(cluster)
+    each = len(gpus) // max(1, len(sharing))
+    if cluster.index not in sharing or not each:
+        return _NONE if gpus else {}
+    place = sharing.index(cluster.index)
+    return {_VISIBLE: ",".join(gpus[each * place : each * (place + 1)])}
+
+
+def own(cluster: Cluster, environment: Mapping[str, str]) -> dict[str, str]:
+    """What this process's environment lacks for it to take its own GPUs and no other's.
+
+    Args:
+      cluster: the run's processes.
+      environment: this process's.
+
+    Raises:
+      UserError: its host has fewer GPUs than processes.
+    """
+    gpus, on_node = visible(environment), environment.get("SLURM_GPUS_ON_NODE", "")
+    if len(_here(cluster)) == 1 or environment.get("JAX_PLATFORMS") == "cpu":
+        return {}
+    if on_node.isdigit():
+        if len(gpus) < int(on_node):  # of the job's GPUs on this node: it was bound to these
+            return {}
+    elif _VISIBLE in environment:  # by whoever started it
+        return {}
+    if 0 < len(gpus) < len(computing(cluster)):
+        raise UserError(
+            cluster.source,
+            f"{len(computing(cluster))} processes on one host",
+            f"are more than the GPUs that they see there: {', '.join(gpus)}",
+            f"start no more processes than GPUs; or set {_VISIBLE}= for all of them, to compute on CPUs",
+        )
+    return share(cluster, gpus)
+
+
+def _here(cluster: Cluster) -> list[int]:
+    host = cluster.addresses[cluster.index].rpartition(":")[0]
+    return [i for i, address in enumerate(cluster.addresses) if address.rpartition(":")[0] == host]
