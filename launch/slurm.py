@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--tasks_per_node", type=_positive, default=1, help="processes on each; with GPUs, one for each"
     )
-    parser.add_argument("--gpus_per_task", type=int, default=0, help="GPUs of a process, which sees no others")
+    parser.add_argument("--gpus_per_task", type=int, default=0, help="GPUs of a process, which takes no others")
     parser.add_argument("--cpus_per_task", type=int, default=0, help="cores of a process; 0: the partition's default")
     parser.add_argument("--time", default="24:00:00", help="time limit of a start; the run may take many")
     parser.add_argument(
@@ -89,7 +89,8 @@ def render(arguments: argparse.Namespace, command: Sequence[str]) -> str:
     """The sbatch script of a job."""
     flags = arguments.flags[1:] if arguments.flags[:1] == ["--"] else arguments.flags
     options = {
-        "gpus-per-task": arguments.gpus_per_task,
+        # Not to a task, which Slurm would bind to them: NVIDIA's ways between GPUs need each process to reach all.
+        "gpus-per-node": arguments.gpus_per_task * arguments.tasks_per_node,
         "cpus-per-task": arguments.cpus_per_task,
         "partition": arguments.partition,
         "account": arguments.account,

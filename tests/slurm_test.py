@@ -158,6 +158,7 @@ def test_a_preempted_job_is_queued_again_and_ends_on_the_uninterrupted_hash(back
         (("--gres=gpu:4",), ("0, 1", "2, 3")),  # each task sees all that the job has on the node
         (("--gpus-per-task=1",), ("0", "1")),  # each is bound to its own
         pytest.param(("--gres=gpu:4", "--gpu-bind=map_gpu:3,2"), ("3", "2"), marks=pytest.mark.long),
+        pytest.param(("--gpus-per-task=2", "--gpu-bind=none"), ("0, 1", "2, 3"), marks=pytest.mark.long),
         (("--nodes=2", "--ntasks-per-node=1", "--gres=gpu:4"), ("0, 1, 2, 3", "0, 1, 2, 3")),
     ],
 )
@@ -184,7 +185,7 @@ def test_the_script_can_be_seen_without_slurm():
     ]
     flags = ["--", "--model=mlp(name='a b')", "--run_dir=/shared/run"]
     ran = subprocess.run([*command, *flags], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    for line in ("--nodes=4", "--ntasks-per-node=8", "--gpus-per-task=1", "--requeue", "--signal=TERM@120"):
+    for line in ("--nodes=4", "--ntasks-per-node=8", "--gpus-per-node=8", "--requeue", "--signal=TERM@120"):
         assert f"#SBATCH {line}\n" in ran.stdout
     assert """-m trainer '--model=mlp(name='"'"'a b'"'"')' --run_dir=/shared/run\n""" in ran.stdout
     subprocess.run(["bash", "-n"], input=ran.stdout, text=True, check=True)

@@ -11,13 +11,17 @@ from trainer.cluster import Cluster
 from trainer.errors import UserError
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_ON_NODE = "SLURM_GPUS_ON_NODE"  # the job's
 _NONE = {_VISIBLE: "", "JAX_PLATFORMS": "cpu"}
 
 
 def visible(environment: Mapping[str, str]) -> list[str]:
     """The GPUs that a process of this environment sees."""
-    if _VISIBLE in environment:
-        return [name for name in environment[_VISIBLE].split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
+    for name in (_VISIBLE, "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):  # with --gpu-bind=none Slurm leaves out the first
+        if name in environment:
+            return [gpu for gpu in environment[name].split(",") if gpu.strip() not in ("", "-1", "NoDevFiles")]
+    if (on_node := environment.get(_ON_NODE, "")).isdigit():  # and in a step alone the others, too
+        return list(map(str, range(int(on_node))))
     return sorted((path.name.removeprefix("nvidia") for path in pathlib.Path("/dev").glob("nvidia[0-9]*")), key=int)
 
 
@@ -49,11 +53,11 @@ def own(cluster: Cluster, environment: Mapping[str, str]) -> dict[str, str]:
     Raises:
       UserError: its host has fewer GPUs than processes.
     """
-    gpus, on_node = visible(environment), environment.get("SLURM_GPUS_ON_NODE", "")
+    gpus, on_node = visible(environment), environment.get(_ON_NODE, "")
     if len(_here(cluster)) == 1 or environment.get("JAX_PLATFORMS") == "cpu":
         return {}
     if on_node.isdigit():
-        if len(gpus) < int(on_node):  # of the job's GPUs on this node: it was bound to these
+        if len(gpus) < int(on_node):  # it was bound to these
             return {}
     elif _VISIBLE in environment:  # by whoever started it
         return {}
