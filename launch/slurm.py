@@ -32,7 +32,7 @@ unset PYTHONDONTWRITEBYTECODE  # without bytecode, TensorFlow takes three times 
 trap : TERM  # this shell stays, to queue the job again once its tasks have saved
 
 # A task that ends does not take the others with it: they end by themselves, and the chief may be saving.
-srun --kill-on-bad-exit=0 --wait=60 --label {python} -m trainer {flags}
+srun {cores}--kill-on-bad-exit=0 --wait=60 --label {python} -m trainer {flags}
 code=$?
 
 # 0: done. 2, 76: another start would meet the same. 75: told to stop, and saved. All else: something was
@@ -98,6 +98,8 @@ def render(arguments: argparse.Namespace, command: Sequence[str]) -> str:
     return SCRIPT.format(
         **{k: v for k, v in vars(arguments).items() if k != "flags"},
         options="".join(f"#SBATCH --{name}={value}\n" for name, value in options.items() if value),
+        # Since Slurm 22.05 srun does not take this from the job.
+        cores=f"--cpus-per-task={arguments.cpus_per_task} " if arguments.cpus_per_task else "",
         command=shlex.join(command),
         directory=shlex.quote(str(pathlib.Path.cwd())),
         python=shlex.quote(sys.executable),

@@ -180,6 +180,7 @@ def test_the_script_can_be_seen_without_slurm():
         "launch.slurm",
         "--nodes=4",
         "--gpus_per_task=1",
+        "--cpus_per_task=6",
         "--tasks_per_node=8",
         "--dry_run",
     ]
@@ -187,5 +188,6 @@ def test_the_script_can_be_seen_without_slurm():
     ran = subprocess.run([*command, *flags], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     for line in ("--nodes=4", "--ntasks-per-node=8", "--gpus-per-node=8", "--requeue", "--signal=TERM@120"):
         assert f"#SBATCH {line}\n" in ran.stdout
+    assert "\nsrun --cpus-per-task=6 --kill-on-bad-exit=0 " in ran.stdout
     assert """-m trainer '--model=mlp(name='"'"'a b'"'"')' --run_dir=/shared/run\n""" in ran.stdout
     subprocess.run(["bash", "-n"], input=ran.stdout, text=True, check=True)
