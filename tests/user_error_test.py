@@ -286,6 +286,20 @@ def wide(input_shape, classes):
     return keras.Sequential(layers)
 
 
+class Immense(keras.layers.Layer):
+    def call(self, x):
+        each = keras.ops.sin(x[..., None] * keras.ops.arange(10**9, dtype="float32"))
+        return keras.ops.sum(keras.ops.sort(each), -1)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def immense(input_shape, classes):
+    layers = [keras.Input(input_shape), keras.layers.Flatten(), Immense(), keras.layers.Dense(classes)]
+    return keras.Sequential(layers)
+
+
 def not_for_xla(input_shape, classes):
     import tensorflow as tf
 
@@ -499,6 +513,13 @@ def project(tmp_path):
                 ["no such product", "mixed_bfloat16"],
             )
             for verb in ([], ["explain"])
+        ),
+        *(
+            (
+                ["--model=user_project:immense", f"--backend={backend}", "--evaluate_every=never", "--steps=1"],
+                ["--global_batch=64", "takes more memory than the devices have: ", "more --replicas"],
+            )
+            for backend in ("tensorflow", "jax")
         ),
         (["--model=user_project:not_for_xla"], ["user_project:not_for_xla", "XLA", "EagerPyFunc", "jit_compile=False"]),
         (["evaluate", "--run_dir=nowhere"], ["--run_dir=nowhere", "holds no run"]),

@@ -1,5 +1,6 @@
 """python -m trainer [verb] --flags: verb and flags -> Config -> backend -> the verb's run(config)."""
 
+import contextlib
 import dataclasses
 import gc
 import importlib
@@ -7,7 +8,7 @@ import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from absl import app, flags
@@ -15,7 +16,7 @@ from absl import app, flags
 from trainer import agreement, backend, console, gpus, run_directory
 from trainer.cluster import ALONE, resolve
 from trainer.config import Config, define_flags, from_flags
-from trainer.errors import UserError
+from trainer.errors import UserError, out_of_memory
 from trainer.peers import Peers
 from trainer.preemption import leave_when_told
 
@@ -58,16 +59,35 @@ def main(argv: Sequence[str]) -> int:
             raise UserError("diff", " ".join(argv[2:]), "compares two runs", "python -m trainer diff RUN_A RUN_B")
         return int(_module(verb).run(*argv[2:]))
     if verb not in TOGETHER:
-        return int(_module(verb).run(config))
+        with _told_of_memory(config):
+            return int(_module(verb).run(config))
     backend.check_cluster(config, cluster)
     backend.go_past_proxies(cluster)
     if config.strategy == "parameter_server":
         if not cluster.is_chief:
             return int(_module("strategies.parameter_server").serve(cluster, config.patience))
         cluster = ALONE  # as far as the run is concerned: its strategy knows the others
-    with Peers(cluster, config.patience) as peers:
+    with Peers(cluster, config.patience) as peers, _told_of_memory(config):
         peers.agree(agreement.facts(config))
         return int(_module(verb).run(config, peers))
+
+
+@contextlib.contextmanager
+def _told_of_memory(config: Config) -> Iterator[None]:
+    """Tells the commonest of a backend's errors as a mistake in flags, for which there is a choice of others."""
+    try:
+        yield
+    except Exception as error:
+        if not (words := out_of_memory(error)):
+            raise
+        raise UserError(
+            "global_batch",
+            config.global_batch,
+            f"with this model takes more memory than the devices have: {words}",
+            "give more --replicas (a device computes their shares of a batch one after another), a smaller "
+            "--global_batch, --precision=mixed_bfloat16 or --remat; over several devices --layout=zero1 or fsdp. What "
+            "takes how much: python -m trainer explain with these flags",
+        ) from error
 
 
 def _module(verb: str) -> Any:

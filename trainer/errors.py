@@ -29,6 +29,13 @@ class UserError(Exception):
         self.exit_code = exit_code
 
 
+def out_of_memory(error: BaseException) -> str:
+    """What a backend says of its devices' memory where that did not suffice, on one line; '' of any other error."""
+    exhausted = type(error).__name__ == "ResourceExhaustedError" or "RESOURCE_EXHAUSTED" in str(error)
+    found = re.search(r"(?:OOM when|(?:[Rr]an )?[Oo]ut of memory)[^\n]*", str(error))
+    return found[0].rstrip(".") if exhausted and found else ""
+
+
 def last_words(said: str) -> str:
     """What ended a process, of all that it said: the error, without what Keras or a launcher adds below it."""
     lines = [line.strip() for line in re.sub(r"\x1b\[\d*m", "", said).splitlines() if line.strip()]

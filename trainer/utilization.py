@@ -1,18 +1,21 @@
 """How much of the devices' peak a run uses (model FLOPs utilization, Chowdhery et al. 2022, arXiv:2204.02311)."""
 
 import socket
+import sys
 import time
 
 import keras
 import numpy as np
 
 from trainer.assembly import Assembly
+from trainer.errors import out_of_memory
 from trainer.ledger import Ledger
 from trainer.reporting import Nothing, Reporting
 
 _AFTER = 10.0  # seconds of training, before which nobody asks
 _LEAST = 0.02  # seconds of products that are long enough to be timed
-_MOST = 32  # products in a row: each has memory for its result
+_MOST = 32  # products in a row: each has memory for its result,
+_RESULTS = 2**30  # bytes, at most
 _LARGEST = 8192  # rows
 
 
@@ -42,7 +45,14 @@ class Utilization:
             self.flops = self._parts.strategy.flops(spec)
             if self.flops:  # a strategy need not count
                 dtype = keras.config.dtype_policy().compute_dtype
-                self.peak = self._peaks * matrix_product(dtype, self._parts.strategy.on_cpu)
+                try:
+                    self.peak = self._peaks * matrix_product(dtype, self._parts.strategy.on_cpu)
+                except Exception as error:  # a run that fits must not end by being measured
+                    if not (words := out_of_memory(error)):
+                        raise
+                    print(f"the peak of the devices is not measured, nor MFU: {words}", file=sys.stderr, flush=True)
+                    self.flops = 0.0
+                    return
                 reporting.compare(self.flops, self.peak)
 
     def of(self, step: int, seconds: float) -> dict[str, float]:
@@ -74,7 +84,8 @@ def matrix_product(dtype: str, on_cpu: bool) -> float:
             # Of bfloat16, TensorFlow has no number alone.
             keras.ops.convert_to_numpy(keras.ops.cast(product[:1, :1], "float32"))
             seconds = (time.perf_counter() - begin) / many
-            many = max(many, min(_MOST, round(_LEAST / seconds)))
+            room = max(1, _RESULTS // (size * size * 4))
+            many = max(many, min(_MOST, room, round(_LEAST / seconds)))
             best = max(best, 2 * size**3 / seconds)
         size *= 4
     return best
