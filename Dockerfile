@@ -1,4 +1,5 @@
-# docker build -t onecurve . ; to pin the base: --build-arg BASE=python:3.11-slim@sha256:...
+# docker build -t onecurve . ; for GPUs: --build-arg EXTRAS=cuda
+# To pin the base: --build-arg BASE=python:3.11-slim@sha256:...
 ARG BASE=python:3.11-slim
 FROM ${BASE}
 
@@ -8,7 +9,8 @@ COPY setup.cfg pyproject.toml constraints.txt README.md LICENSE ./
 COPY trainer trainer
 COPY input_pipeline input_pipeline
 COPY launch launch
-RUN pip install --no-cache-dir -c constraints.txt -e .
+ARG EXTRAS=
+RUN pip install --no-cache-dir -c constraints.txt -e ".${EXTRAS:+[$EXTRAS]}"
 
 USER 1000
 VOLUME /runs

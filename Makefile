@@ -7,6 +7,9 @@ VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 ARGS   ?=
 JOBS   ?= 2
+# What is installed beside the packages that all need (setup.cfg): with an NVIDIA GPU, CUDA for both backends.
+EXTRAS ?= dev$(if $(wildcard /dev/nvidia[0-9]*),$(comma)cuda)
+comma  := ,
 # On CPUs a step's arrays come from malloc: large pages, and what a step frees is kept for the next (docs/strategies.md).
 export GLIBC_TUNABLES ?= \
   glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864:glibc.malloc.top_pad=67108864:glibc.malloc.tcache_count=127
@@ -22,8 +25,8 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "$(PYTHON) has no venv module. On Debian or Ubuntu: apt-get install python3-venv"; exit 2; }
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (a minute or two the first time)"
-	@$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' || \
+	@echo "installing into $(VENV), with $(EXTRAS) (a minute or two the first time; CUDA, where there is a GPU, is some GB)"
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' || \
 	  { echo "The packages could not be installed: is there a network, and an index that pip may reach?"; exit 2; }
 	@touch $@
 

@@ -284,7 +284,9 @@ def test_processes_of_one_machine_share_its_gpus(visible, servers, taken, tmp_pa
     strategy = "parameter_server" if servers else "device_mesh"
     flags = ("doctor", f"--strategy={strategy}", f"--run_dir={tmp_path / 'run'}")
     group = launch(*flags, processes=3 if servers else 2, servers=servers, CUDA_VISIBLE_DEVICES=visible)
-    out = finished(group)
+    seen = [gpus for gpus in taken if gpus != "none"]
+    out, _ = group.communicate(timeout=120)
+    assert out.count(f"finds 0 of {len(visible.split(',')) // 2} GPUs") == len(seen)  # here
     assert re.findall(r"\[(\d)\] .* this process takes (.*)", "\n".join(sorted(out.splitlines()))) == [
         (str(i), gpus) for i, gpus in enumerate(taken)
     ]
@@ -302,6 +304,15 @@ def test_processes_started_by_hand_share_a_machine_s_gpus():
     assert gpus.own(many, {"CUDA_VISIBLE_DEVICES": "-1"}) == {}
     with pytest.raises(UserError, match="2 processes on one host: are more than the GPUs that they see there: 5"):
         gpus.own(many, {"CUDA_VISIBLE_DEVICES": "5", "SLURM_GPUS_ON_NODE": "1"})
+
+
+@pytest.mark.parametrize("backend", STRATEGY)
+def test_gpus_that_stand_idle_are_told(backend, tmp_path):
+    ran = trainer(f"--backend={backend}", "--steps=1", f"--run_dir={tmp_path / 'run'}", CUDA_VISIBLE_DEVICES="0,1")
+    told = f"{backend} computes on CPUs, for it finds none of the GPUs that are there: 0, 1.\n  Fix: install"
+    assert told in ran.stderr
+    ran = trainer(f"--backend={backend}", "--steps=1", f"--run_dir={tmp_path / 'cpu'}", CUDA_VISIBLE_DEVICES="")
+    assert "GPUs that are there" not in ran.stderr
 
 
 def test_doctor_finds_what_is_wrong(tmp_path):

@@ -11,7 +11,7 @@ import shutil
 import socket
 import time
 
-from trainer import backend, gpus
+from trainer import backend, gpus, verify_rows
 from trainer.cluster import Cluster, outside_interfaces, resolve
 from trainer.config import Config
 from trainer.connection import listen, resolved
@@ -26,6 +26,7 @@ def run(config: Config) -> int:
     """Prints a line for each thing looked at. Returns the exit code: OK if none is wrong."""
     cluster = resolve(config.cluster)
     found = [*_cluster(config, cluster), *_names(cluster), *_ports(cluster), *_directory(config), *_machine()]
+    found += _gpus(config)
     if cluster.size > 1:
         found += _meeting(cluster, min(_PATIENCE, config.patience))
     for verdict, name, text in found:
@@ -108,8 +109,21 @@ def _machine() -> Findings:
     return [
         ("ok", "packages", f"Python {platform.python_version()}, {versions}"),
         ("ok", "machine", f"{cores} cores, network {', '.join(outside) or 'loopback only'}"),
-        ("ok", "NVIDIA GPUs", f"this process takes {', '.join(gpus.visible(os.environ)) or 'none'}"),
     ]
+
+
+def _gpus(config: Config) -> Findings:
+    """Whether the backend finds the GPUs that this process sees."""
+    seen = gpus.visible(os.environ)
+    found: Findings = [("ok", "NVIDIA GPUs", f"this process takes {', '.join(seen) or 'none'}")]
+    if seen:
+        name = backend.choose(config)
+        try:
+            count = verify_rows.ask(name)
+            found.append(("ok" if count == len(seen) else "WRONG", name, f"finds {count} of {len(seen)} GPUs"))
+        except UserError as error:
+            found.append(("WRONG", name, str(error)))
+    return found
 
 
 def _installed(name: str) -> bool:

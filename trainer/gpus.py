@@ -4,7 +4,9 @@ Neither framework sees to it that no two take the same one: TensorFlow takes all
 local rank, which is wrong where a process was bound to GPUs of its own, or is to have several.
 """
 
+import os
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 
 from trainer.cluster import Cluster
@@ -69,6 +71,19 @@ def own(cluster: Cluster, environment: Mapping[str, str]) -> dict[str, str]:
             f"start no more processes than GPUs; or set {_VISIBLE}= for all of them, to compute on CPUs",
         )
     return share(cluster, gpus)
+
+
+def tell_if_idle(backend: str) -> None:
+    """Says that a backend, which has found no GPU, leaves those idle that this process sees."""
+    gpus = visible(os.environ)
+    if gpus and os.environ.get("JAX_PLATFORMS") != "cpu":
+        print(
+            f"{backend} computes on CPUs, for it finds none of the GPUs that are there: {', '.join(gpus)}.\n"
+            "  Fix: install it for CUDA, by make install EXTRAS=dev,cuda or pip install -e '.[cuda]'; or set "
+            f"{_VISIBLE}= if CPUs are meant",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _here(cluster: Cluster) -> list[int]:

@@ -4,6 +4,7 @@ import concurrent.futures
 import dataclasses
 import glob
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -75,7 +76,8 @@ def ask(backend: str) -> int:
     Raises:
       UserError: that process ended with an error.
     """
-    found = subprocess.run([sys.executable, "-c", _ASK[backend]], capture_output=True, text=True)
+    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # a run may hold its memory
+    found = subprocess.run([sys.executable, "-c", _ASK[backend]], capture_output=True, text=True, env=environment)
     if found.returncode:
         reason = f"can't be asked for its devices: {last_words(found.stderr)}"
         raise UserError("backend", backend, reason, f"mend what this says: {sys.executable} -c {_ASK[backend]!r}")

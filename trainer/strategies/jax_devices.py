@@ -12,6 +12,7 @@ from jax._src import xla_bridge
 from jax._src.lib import _jax
 from jax.sharding import NamedSharding
 
+from trainer import gpus
 from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.errors import UserError
@@ -32,6 +33,8 @@ def take(config: Config, cluster: Cluster) -> tuple[list[jax.Device], str]:
     # a long product is split into threads shows in its bits.
     jax.config.update("jax_num_cpu_devices", max(1, wanted, config.replicas))
     real = [d for d in _found() if d.platform != "cpu"]
+    if not real:
+        gpus.tell_if_idle("jax")
     wanted = wanted or len(real) or cluster.size
     if wanted % cluster.size:
         raise UserError(

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from trainer import gpus
 from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.strategies.tf_distribute import TFDistribute
@@ -10,17 +11,19 @@ from trainer.strategies.tf_sums import hold_rounding_fixed
 
 def create(config: Config, cluster: Cluster) -> TFDistribute:
     """OneDeviceStrategy or MirroredStrategy on real devices, or on virtual CPUs where those are too few."""
-    gpus = tf.config.list_physical_devices("GPU")
-    wanted = 1 if config.strategy == "one_device" else config.devices or max(1, len(gpus))
-    if len(gpus) >= wanted:
+    found = tf.config.list_physical_devices("GPU")
+    if not found:
+        gpus.tell_if_idle("tensorflow")
+    wanted = 1 if config.strategy == "one_device" else config.devices or max(1, len(found))
+    if len(found) >= wanted:
         names = [f"GPU:{i}" for i in range(wanted)]
-        description = f"{wanted} of {len(gpus)} GPUs"
+        description = f"{wanted} of {len(found)} GPUs"
     else:
         tf.config.set_visible_devices([], "GPU")
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * wanted)
         names = [f"CPU:{i}" for i in range(wanted)]
-        description = "1 CPU" if wanted == 1 else f"{wanted} virtual CPU devices (this machine has {len(gpus)} GPUs)"
+        description = "1 CPU" if wanted == 1 else f"{wanted} virtual CPU devices (this machine has {len(found)} GPUs)"
     # Virtual devices are there to show that the devices don't matter, and lose no fast interconnect.
     exact = config.exact or ("CPU" in names[0] and max(config.replicas, wanted) > 1)
     if exact:

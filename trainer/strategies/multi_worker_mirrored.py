@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops
 
+from trainer import gpus
 from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.connection import listen
@@ -17,8 +18,10 @@ from trainer.strategies.tf_sums import hold_rounding_fixed
 
 def create(config: Config, cluster: Cluster) -> TFDistribute:
     """MultiWorkerMirroredStrategy over the cluster's processes, each with its GPUs, or one CPU."""
-    gpus = tf.config.list_physical_devices("GPU")
-    exact = config.exact or not gpus
+    found = tf.config.list_physical_devices("GPU")
+    if not found:
+        gpus.tell_if_idle("tensorflow")
+    exact = config.exact or not found
     if exact:
         hold_rounding_fixed()
     port = int(cluster.addresses[cluster.index].rpartition(":")[2])
@@ -35,7 +38,7 @@ def create(config: Config, cluster: Cluster) -> TFDistribute:
             f"contradicts the cluster: {cluster.size} processes have {devices}",
             "drop --devices; processes on CPUs have one each",
         )
-    kind = "GPUs" if gpus else "CPUs"
+    kind = "GPUs" if found else "CPUs"
     description = f"{devices} {kind} of {cluster.size} processes, MultiWorkerMirroredStrategy"
     return TFDistribute(strategy, description, exact, cluster)
 
