@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from absl import logging
 
-from trainer import host_memory, later
+from trainer import gpus, host_memory, later
 from trainer.cluster import ALONE, Cluster
 from trainer.config import Config
 from trainer.errors import UserError
@@ -112,6 +112,8 @@ def prepare(backend: str, exact: bool = False) -> None:
     host_memory.keep_freed()
     if memory := host_memory.read():  # of which XLA gives copies of a GPU's variables no more than 64 GB by itself
         os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(memory.whole // 2**30 + 1))
+    if not gpus.visible(os.environ):  # else, of an installed CUDA, JAX shows why it finds no driver: a traceback
+        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     later.put_off()
     if exact:
         os.environ |= deterministic()

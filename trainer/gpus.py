@@ -79,8 +79,8 @@ def tell_if_idle(backend: str) -> None:
     if gpus and os.environ.get("JAX_PLATFORMS") != "cpu":
         print(
             f"{backend} computes on CPUs, for it finds none of the GPUs that are there: {', '.join(gpus)}.\n"
-            "  Fix: install it for CUDA, by make install EXTRAS=dev,cuda or pip install -e '.[cuda]'; or set "
-            f"{_VISIBLE}= if CPUs are meant",
+            "  Fix: install it for CUDA (make install EXTRAS=dev,cuda, or pip install -e '.[cuda]'), and a driver; or "
+            f"set {_VISIBLE}= if CPUs are meant",
             file=sys.stderr,
             flush=True,
         )
