@@ -9,6 +9,7 @@ from tests.forks import trainer
 
 # In CI nothing may skip: a missing tool is then a failure.
 REQUIRED = os.environ.get("CI") == "true"
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the devices of the tests are virtual CPUs, also where there are GPUs
 FASHION_MNIST = pathlib.Path("/usr/share/datasets/fashion-mnist")  # Debian's dataset-fashion-mnist
 
 

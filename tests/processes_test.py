@@ -14,7 +14,7 @@ from tests.conftest import need
 from tests.forks import trainer
 from tests.running import REPOSITORY, curve, deviation, finished, launch, lines, stall, start, summary
 from trainer import gpus
-from trainer.cluster import Cluster, expand_nodes
+from trainer.cluster import Cluster, expand_nodes, resolve
 from trainer.connection import listen
 from trainer.errors import UserError
 
@@ -264,6 +264,18 @@ def test_slurm_s_node_lists():
     assert expand_nodes("n[1-3,07],gpu-a,h[9-10]x[1-2]") == [
         *("n1", "n2", "n3", "n07", "gpu-a", "h9x1", "h9x2", "h10x1", "h10x2"),
     ]
+
+
+def test_jobs_of_slurm_that_share_a_node_have_ports_of_their_own():
+    def ports(job, tasks):
+        step = {"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_TASKS": str(tasks)}
+        cluster = resolve("", step | {"SLURM_STEP_TASKS_PER_NODE": str(tasks), "SLURM_JOB_ID": str(job)})
+        return {int(address.rpartition(":")[2]) for address in cluster.addresses} | {cluster.meeting[1]}
+
+    for tasks in (2, 8, 64):
+        jobs = [ports(70_000 + job, tasks) for job in range(4096 // (2 * tasks))]
+        assert len(set().union(*jobs)) == len(jobs) * (tasks + 1)
+        assert 61_440 <= min(map(min, jobs)) and max(map(max, jobs)) < 65_536
 
 
 def test_doctor_says_who_one_is_and_meets_the_others(tmp_path):

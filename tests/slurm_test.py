@@ -46,6 +46,7 @@ JobRequeue=1
 MessageTimeout=10
 TCPTimeout=3
 GresTypes=gpu
+FirstJobId={first_job}
 NodeName=DEFAULT CPUs=2 RealMemory=4000 Gres=gpu:4 State=UNKNOWN
 NodeName=127.0.0.2 NodeHostname={host} NodeAddr=127.0.0.2 Port={node_port_1}
 NodeName=127.0.0.3 NodeHostname={host} NodeAddr=127.0.0.3 Port={node_port_2}
@@ -81,10 +82,14 @@ def slurm():
     gpus = (f"NodeName={node} Name=gpu File={directory}/nvidia[0-3]\n" for node in ("127.0.0.2", "127.0.0.3"))
     (directory / "gres.conf").write_text("".join(gpus))
     port = 7100 + os.getpid() % 500 * 4
-    ports = {"port": port, "node_port_1": port + 1, "node_port_2": port + 2}
+    numbers = {"port": port, "node_port_1": port + 1, "node_port_2": port + 2}
+    # A job's number says which ports its processes take, and another worker's Slurm has its nodes on this machine, too.
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    numbers["first_job"] = 100 * worker + 1
     configuration = directory / "slurm.conf"
-    configuration.write_text(CONFIGURATION.format(dir=directory, host=socket.gethostname(), **ports))
+    configuration.write_text(CONFIGURATION.format(dir=directory, host=socket.gethostname(), **numbers))
     env = environment(SLURM_CONF=str(configuration), PATH=path)
+    del env["CUDA_VISIBLE_DEVICES"]  # which is Slurm's to say
     munge = directory / "munge"
     daemons = [
         start(env, "munged", "--foreground", "--force", f"--key-file={munge}/key", f"--socket={munge}/socket",
@@ -167,7 +172,7 @@ def test_processes_take_the_gpus_that_slurm_gives_them(options, taken, slurm, tm
     (tmp_path / "asking.py").write_text(ASKING)
     options = ("--nodes=1", "--ntasks-per-node=2", *options)
     flags = ("--strategy=device_mesh", "--model=asking:build", "--steps=1", f"--run_dir={tmp_path / 'run'}")
-    command = ["srun", *options, sys.executable, "-m", "trainer", *flags]
+    command = ["srun", "--wait=30", *options, sys.executable, "-m", "trainer", *flags]
     ran = subprocess.run(command, env=slurm, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert sorted(re.findall("takes (.*) of (.*)", ran.stdout)) == sorted((gpus, "all") for gpus in taken)

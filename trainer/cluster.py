@@ -22,6 +22,7 @@ from trainer.connection import resolved
 from trainer.errors import UserError
 
 PORT = 61_440  # base of the ports that a scheduler's job gets: above those that Linux gives away by itself
+_PORTS = 65_536 - PORT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,8 +234,10 @@ def _from_slurm(environment: Mapping[str, str]) -> Cluster | None:
     if len(nodes) != len(per_node) or sum(per_node) != tasks:
         raise UserError("SLURM_STEP_TASKS_PER_NODE", per_node, f"does not fit {nodes}", "start the processes by srun")
     hosts = [node for node, count in zip(nodes, per_node, strict=True) for _ in range(count)]
-    # A port of its own for each, whatever its host: several names may be one machine's.
-    addresses = [f"{host}:{PORT + (job % 31 * 128 + i) % 4000}" for i, host in enumerate(hosts)]
+    # A port of its own for each, whatever its host, for several names may be one machine's; and for each job, for
+    # several may share a node: the fewer processes a job has, the more such jobs have ports of their own.
+    block = 1 << tasks.bit_length()  # one more than processes, to meet at
+    addresses = [f"{host}:{PORT + (job * block + i) % _PORTS}" for i, host in enumerate(hosts)]
     return Cluster(tuple(addresses), rank, "Slurm")
 
 
