@@ -178,6 +178,13 @@ def test_processes_take_the_gpus_that_slurm_gives_them(options, taken, slurm, tm
     assert sorted(re.findall("takes (.*) of (.*)", ran.stdout)) == sorted((gpus, "all") for gpus in taken)
 
 
+def test_tasks_that_are_dealt_out_in_turn_are_refused(slurm):
+    """Each would take another for itself: Slurm tells a task of no other's node."""
+    command = ["srun", "--nodes=2", "--ntasks-per-node=2", "--distribution=cyclic", sys.executable, "-m", "trainer"]
+    ran = subprocess.run([*command, "doctor"], env=slurm, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert "SLURM_DISTRIBUTION=cyclic: has task 1 on 127.0.0.3" in ran.stderr and "--distribution=block" in ran.stderr
+
+
 def test_the_script_can_be_seen_without_slurm():
     command = [
         sys.executable,

@@ -234,6 +234,11 @@ def _from_slurm(environment: Mapping[str, str]) -> Cluster | None:
     if len(nodes) != len(per_node) or sum(per_node) != tasks:
         raise UserError("SLURM_STEP_TASKS_PER_NODE", per_node, f"does not fit {nodes}", "start the processes by srun")
     hosts = [node for node, count in zip(nodes, per_node, strict=True) for _ in range(count)]
+    here = nodes[int(environment.get("SLURM_NODEID", nodes.index(hosts[rank])))]
+    if hosts[rank] != here:
+        dealt = environment.get("SLURM_DISTRIBUTION", "cyclic")
+        reason = f"has task {rank} on {here}, where tasks of consecutive numbers would be on {hosts[rank]}"
+        raise UserError("SLURM_DISTRIBUTION", dealt, reason, "start them by srun --distribution=block")
     # A port of its own for each, whatever its host, for several names may be one machine's; and for each job, for
     # several may share a node: the fewer processes a job has, the more such jobs have ports of their own.
     block = 1 << tasks.bit_length()  # one more than processes, to meet at
