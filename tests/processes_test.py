@@ -14,9 +14,10 @@ from tests.conftest import need
 from tests.forks import trainer
 from tests.running import REPOSITORY, curve, deviation, finished, launch, lines, stall, start, summary
 from trainer import gpus
-from trainer.cluster import Cluster, expand_nodes, resolve
+from trainer.cluster import Cluster, resolve
 from trainer.connection import listen
 from trainer.errors import UserError
+from trainer.slurm import expand_nodes
 
 STRATEGY = {"tensorflow": "multi_worker_mirrored", "jax": "device_mesh"}
 FLAGS = ("--replicas=4", "--global_batch=80", "--log_every=5", "--evaluate_every=never")

@@ -14,15 +14,12 @@ import dataclasses
 import json
 import os
 import pathlib
-import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
+from trainer import slurm
 from trainer.connection import resolved
 from trainer.errors import UserError
-
-PORT = 61_440  # base of the ports that a scheduler's job gets: above those that Linux gives away by itself
-_PORTS = 65_536 - PORT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +140,7 @@ def _from_kubeflow(environment: Mapping[str, str]) -> Cluster | None:
         if not coordinator or not size:
             continue
         if ":" not in coordinator:
-            coordinator = f"{coordinator}:{environment.get(f'{prefix}COORDINATOR_PORT', PORT)}"
+            coordinator = f"{coordinator}:{environment.get(f'{prefix}COORDINATOR_PORT', slurm.PORT)}"
         if not size.isdigit() or not 0 < int(size) <= 2**16:
             raise UserError(f"{prefix}NUM_PROCESSES", size, "is no number of processes", "give 1 or more")
         # A pod of theirs is called by its number; the coordinator is number 0.
@@ -220,30 +217,8 @@ def _check_addresses(addresses: Sequence[str], wrong: Wrong) -> None:
 
 
 def _from_slurm(environment: Mapping[str, str]) -> Cluster | None:
-    if "SLURM_PROCID" not in environment or "SLURM_STEP_NODELIST" not in environment:
-        return None  # not in a step that srun started
-    try:
-        rank, tasks = int(environment["SLURM_PROCID"]), int(environment["SLURM_STEP_NUM_TASKS"])
-        per_node = _expand_counts(environment["SLURM_STEP_TASKS_PER_NODE"])
-        job = int(environment["SLURM_JOB_ID"])
-    except (KeyError, ValueError) as error:
-        raise UserError("SLURM_*", error, "is missing or no number", "start the processes by srun") from None
-    if tasks == 1:
-        return None
-    nodes = expand_nodes(environment["SLURM_STEP_NODELIST"])
-    if len(nodes) != len(per_node) or sum(per_node) != tasks:
-        raise UserError("SLURM_STEP_TASKS_PER_NODE", per_node, f"does not fit {nodes}", "start the processes by srun")
-    hosts = [node for node, count in zip(nodes, per_node, strict=True) for _ in range(count)]
-    here = nodes[int(environment.get("SLURM_NODEID", nodes.index(hosts[rank])))]
-    if hosts[rank] != here:
-        dealt = environment.get("SLURM_DISTRIBUTION", "cyclic")
-        reason = f"has task {rank} on {here}, where tasks of consecutive numbers would be on {hosts[rank]}"
-        raise UserError("SLURM_DISTRIBUTION", dealt, reason, "start them by srun --distribution=block")
-    # A port of its own for each, whatever its host, for several names may be one machine's; and for each job, for
-    # several may share a node: the fewer processes a job has, the more such jobs have ports of their own.
-    block = 1 << tasks.bit_length()  # one more than processes, to meet at
-    addresses = [f"{host}:{PORT + (job * block + i) % _PORTS}" for i, host in enumerate(hosts)]
-    return Cluster(tuple(addresses), rank, "Slurm")
+    found = slurm.processes(environment)
+    return Cluster(tuple(found[0]), found[1], "Slurm") if found else None
 
 
 def _from_open_mpi(environment: Mapping[str, str]) -> Cluster | None:
@@ -257,35 +232,4 @@ def _from_open_mpi(environment: Mapping[str, str]) -> Cluster | None:
             "Open MPI tells no process the hosts of the others",
             "set TF_CONFIG on each, or start them by srun",
         )
-    return Cluster(tuple(f"127.0.0.1:{PORT + i}" for i in range(size)), rank, "Open MPI")
-
-
-def expand_nodes(text: str) -> list[str]:
-    """'n[1-3,07],gpu-a' -> names in the order of Slurm's ranks, leading zeros kept."""
-    nodes: list[str] = []
-    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
-        nodes += _expand_brackets(part)
-    return nodes
-
-
-def _expand_brackets(part: str) -> list[str]:
-    match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)
-    if not match:
-        return [part]
-    names = []
-    for piece in match[2].split(","):
-        first, _, last = piece.partition("-")
-        for number in range(int(first), int(last or first) + 1):
-            names += [f"{match[1]}{number:0{len(first)}d}{tail}" for tail in _expand_brackets(match[3])]
-    return names
-
-
-def _expand_counts(text: str) -> list[int]:
-    """'2(x3),1' -> [2, 2, 2, 1]."""
-    counts: list[int] = []
-    for piece in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", piece)
-        if not match:
-            raise ValueError(text)
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
+    return Cluster(tuple(f"127.0.0.1:{slurm.PORT + i}" for i in range(size)), rank, "Open MPI")
