@@ -7,6 +7,7 @@ from trainer.errors import UserError
 
 PORT = 61_440  # base of the ports that a scheduler's job gets: above those that Linux gives away by itself
 _PORTS = 65_536 - PORT
+_APART = 37  # blocks of ports, between steps of a job
 
 
 def processes(environment: Mapping[str, str]) -> tuple[list[str], int] | None:
@@ -20,7 +21,7 @@ def processes(environment: Mapping[str, str]) -> tuple[list[str], int] | None:
     try:
         rank, tasks = int(environment["SLURM_PROCID"]), int(environment["SLURM_STEP_NUM_TASKS"])
         per_node = _expand_counts(environment["SLURM_STEP_TASKS_PER_NODE"])
-        job = int(environment["SLURM_JOB_ID"])
+        job, step = int(environment["SLURM_JOB_ID"]), int(environment.get("SLURM_STEP_ID", 0))
     except (KeyError, ValueError) as error:
         raise UserError("SLURM_*", error, "is missing or no number", "start the processes by srun") from None
     if tasks == 1:
@@ -29,15 +30,15 @@ def processes(environment: Mapping[str, str]) -> tuple[list[str], int] | None:
     if len(nodes) != len(per_node) or sum(per_node) != tasks:
         raise UserError("SLURM_STEP_TASKS_PER_NODE", per_node, f"does not fit {nodes}", "start the processes by srun")
     hosts = [node for node, count in zip(nodes, per_node, strict=True) for _ in range(count)]
-    here = nodes[int(environment.get("SLURM_NODEID", nodes.index(hosts[rank])))]
-    if hosts[rank] != here:
+    if (here := environment.get("SLURMD_NODENAME", hosts[rank])) != hosts[rank]:
         dealt = environment.get("SLURM_DISTRIBUTION", "cyclic")
         reason = f"has task {rank} on {here}, where tasks of consecutive numbers would be on {hosts[rank]}"
         raise UserError("SLURM_DISTRIBUTION", dealt, reason, "start them by srun --distribution=block")
-    # A port of its own for each, whatever its host, for several names may be one machine's; and for each job, for
-    # several may share a node: the fewer processes a job has, the more such jobs have ports of their own.
+    # A port of its own for each, whatever its host, for several names may be one machine's; and for each job and step,
+    # for several may share a node: the fewer processes they have, the more such have ports of their own.
     block = 1 << tasks.bit_length()  # one more than processes, to meet at
-    addresses = [f"{host}:{PORT + (job * block + i) % _PORTS}" for i, host in enumerate(hosts)]
+    first = (job + _APART * step) * block
+    addresses = [f"{host}:{PORT + (first + i) % _PORTS}" for i, host in enumerate(hosts)]
     return addresses, rank
 
 
