@@ -10,6 +10,7 @@ JOBS   ?= 2
 # What is installed beside the packages that all need (setup.cfg): with an NVIDIA GPU, CUDA for both backends.
 EXTRAS ?= dev$(if $(wildcard /dev/nvidia[0-9]*),$(comma)cuda)
 comma  := ,
+INSTALLED = $(VENV)/installed-with-$(EXTRAS)
 # On CPUs a step's arrays come from malloc: large pages, and what a step frees is kept for the next (docs/strategies.md).
 export GLIBC_TUNABLES ?= \
   glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864:glibc.malloc.top_pad=67108864:glibc.malloc.tcache_count=127
@@ -17,9 +18,9 @@ export GLIBC_TUNABLES ?= \
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1#/' | column -t -s '#'
 
-install: $(VENV)/installed  ## the virtual environment .venv with all that is needed
+install: $(INSTALLED)  ## the virtual environment .venv with all that is needed
 
-$(VENV)/installed: setup.cfg pyproject.toml constraints.txt
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || \
 	  { echo "Onecurve needs Python 3.11, 3.12 or 3.13; $(PYTHON) is $$($(PYTHON) --version 2>&1). Say which: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \

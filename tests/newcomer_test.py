@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 
 import numpy as np
 from PIL import Image
@@ -62,3 +63,12 @@ def test_own_data(tmp_path):
     more = ("--model=my_model:build(units=32)", f"--data_dir={tmp_path / 'images'}", "--epochs=20")
     trainer(*flags, *more, f"--run_dir={tmp_path / 'run'}", cwd=tmp_path)
     assert summary(tmp_path / "run")["final"]["accuracy"] > 0.7
+
+
+def test_make_installs_what_is_asked_for_though_something_else_is_installed(tmp_path):
+    """CUDA, as a run that finds no GPU says, beside what is there."""
+    (tmp_path / "installed-with-dev").touch()
+    for extras, installs in (("dev", False), ("dev,cuda", True)):
+        command = ["make", "--dry-run", "install", f"VENV={tmp_path}", f"EXTRAS={extras}"]
+        ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        assert (f"-e '.[{extras}]'" in ran.stdout) == installs
