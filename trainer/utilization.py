@@ -14,8 +14,7 @@ from trainer.reporting import Nothing, Reporting
 
 _AFTER = 10.0  # seconds of training, before which nobody asks
 _LEAST = 0.02  # seconds of products that are long enough to be timed
-_MOST = 32  # products in a row: each has memory for its result,
-_RESULTS = 2**30  # bytes, at most
+_MOST = 32  # products in a row: each has memory for its result
 _LARGEST = 8192  # rows
 
 
@@ -84,8 +83,7 @@ def matrix_product(dtype: str, on_cpu: bool) -> float:
             # Of bfloat16, TensorFlow has no number alone.
             keras.ops.convert_to_numpy(keras.ops.cast(product[:1, :1], "float32"))
             seconds = (time.perf_counter() - begin) / many
-            room = max(1, _RESULTS // (size * size * 4))
-            many = max(many, min(_MOST, room, round(_LEAST / seconds)))
+            many = max(many, min(_MOST, round(_LEAST / seconds)))
             best = max(best, 2 * size**3 / seconds)
         size *= 4
     return best
