@@ -172,8 +172,7 @@ def keep_compiled(run: pathlib.Path) -> None:
 
 def without_accelerators(config: Config) -> Config:
     """The same run on as many virtual CPU devices of JAX, which can compile without computing."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ |= gpus.NONE
     os.environ.pop("KERAS_BACKEND", None)
     devices = 0 if config.mesh else max(1, config.devices)
     return dataclasses.replace(config, strategy="device_mesh", backend="jax", devices=devices)

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from input_pipeline.source import map_structure, read
+from trainer import trial
 from trainer.config import Config
 from trainer.errors import OK
 from trainer.evaluate import restore
@@ -110,14 +111,12 @@ def _seeds(model: keras.Model) -> list[keras.Variable]:
 
 def _apart(model: keras.Model, expected: object, found: object) -> float:
     """By how much outputs differ at most; 0 where that is rounding, of the coarsest type that a layer computes in."""
-    types = {layer.compute_dtype for layer in model._flatten_layers()}
-    precise = not types & {"bfloat16", "float16"}
+    coarse = trial.COARSE if trial.is_coarse(model) else 0.0
     leaves = zip(keras.tree.flatten(expected), keras.tree.flatten(found), strict=True)
     pairs = [[keras.ops.convert_to_numpy(keras.ops.cast(value, "float32")) for value in pair] for pair in leaves]
 
     def close(a: np.ndarray, b: np.ndarray) -> bool:
-        # A graph rounds where the model, called, does not: of 8 significant bits, at each layer.
-        coarse = 0.03 * float(np.abs(a).max(initial=0.0))
-        return np.allclose(a, b, rtol=1e-4, atol=1e-5 if precise else 1e-5 + coarse)
+        # A graph rounds where the model, called, does not, at each layer.
+        return np.allclose(a, b, rtol=1e-4, atol=1e-5 + coarse * float(np.abs(a).max(initial=0.0)))
 
     return 0.0 if all(close(a, b) for a, b in pairs) else max(float(np.abs(a - b).max()) for a, b in pairs)

@@ -14,7 +14,7 @@ from trainer.errors import UserError
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ON_NODE = "SLURM_GPUS_ON_NODE"  # the job's
-_NONE = {_VISIBLE: "", "JAX_PLATFORMS": "cpu"}
+NONE = {_VISIBLE: "", "JAX_PLATFORMS": "cpu"}  # the environment of what is to compute on CPUs
 
 
 def visible(environment: Mapping[str, str]) -> list[str]:
@@ -40,7 +40,7 @@ def share(cluster: Cluster, gpus: Sequence[str]) -> dict[str, str]:
     sharing = computing(cluster)
     each = len(gpus) // max(1, len(sharing))
     if cluster.index not in sharing or not each:
-        return _NONE if gpus else {}
+        return NONE if gpus else {}
     place = sharing.index(cluster.index)
     return {_VISIBLE: ",".join(gpus[each * place : each * (place + 1)])}
 

@@ -18,7 +18,7 @@ from keras import ops
 
 from input_pipeline import order
 from input_pipeline.source import map_structure, read
-from trainer import logits
+from trainer import logits, trial
 from trainer.assembly import Assembly, assemble
 from trainer.config import Config
 from trainer.errors import OK
@@ -27,9 +27,7 @@ from trainer.randomness import is_seed
 
 EXAMPLES = 4
 Close = Callable[[Any, Any], bool]
-# Relative: other batch sizes take other kernels, which round otherwise.
-_PRECISE = 1e-5
-_COARSE = 0.03  # where a layer has 16 bits of its own: some roundings of 8 significant ones
+_TOLERANCE = 1e-5  # relative; other batch sizes take other kernels, which round otherwise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,8 +149,7 @@ def _first_difference(close: Close, names: Sequence[str], a: Sequence[Any], b: S
 
 def _closeness(model: keras.Model) -> Close:
     """Whether two results are one but for rounding, of the coarsest type that a layer computes in."""
-    types = {layer.compute_dtype for layer in model._flatten_layers()}
-    tolerance = _COARSE if types & {"bfloat16", "float16"} else _PRECISE
+    tolerance = trial.COARSE if trial.is_coarse(model) else _TOLERANCE
 
     def close(a: Any, b: Any) -> bool:
         scale = max(1e-6, float(np.max(np.abs(a), initial=0.0)))

@@ -13,6 +13,13 @@ from input_pipeline.source import map_structure
 EXAMPLES = 4
 TOLERANCE = 1e-4  # relative, of float32 sums in another order
 
+COARSE = 0.03  # the same, of the largest, where there are 16 bits: some roundings of 8 significant ones
+
+
+def is_coarse(model: keras.Model) -> bool:
+    """Whether a layer computes in 16 bits, perhaps by a dtype of its own."""
+    return not {layer.compute_dtype for layer in model._flatten_layers()}.isdisjoint(("bfloat16", "float16"))
+
 
 def several(symbols: Any) -> Any:
     """Symbols (n, ...) for those of one example each; n is no other dim, so that nothing is broadcast over examples."""

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from trainer import verify_rows
+from trainer import gpus, verify_rows
 from trainer.append import records
 from trainer.config import Config
 from trainer.diff import relative
@@ -192,7 +192,7 @@ class Runs:
         command = [sys.executable, "-m", *program, *arguments, *self._flags]
         environment = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"}
         if on_cpu:
-            environment |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+            environment |= gpus.NONE
         return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
 
 
