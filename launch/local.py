@@ -142,7 +142,8 @@ class Group:
         self._gpus = gpus.visible(os.environ)
         computing = len(gpus.computing(self._cluster(0)))
         if 0 < len(self._gpus) < computing:
-            print(f"launch: {computing} processes, but {len(self._gpus)} GPUs: they compute on CPUs", flush=True)
+            few = f"{computing} processes are more than the GPUs here, {', '.join(self._gpus)}"
+            print(f"launch: {few}: they compute on CPUs", flush=True)
         self._readers: list[threading.Thread] = []
         self._processes = [self._start(index) for index in range(len(self._roles))]
 

@@ -299,13 +299,13 @@ def test_processes_of_one_machine_share_its_gpus(visible, servers, taken, tmp_pa
     strategy = "parameter_server" if servers else "device_mesh"
     flags = ("doctor", f"--strategy={strategy}", f"--run_dir={tmp_path / 'run'}")
     group = launch(*flags, processes=3 if servers else 2, servers=servers, CUDA_VISIBLE_DEVICES=visible)
-    seen = [gpus for gpus in taken if gpus != "none"]
+    seen = [share for share in taken if share != "none"]
     out, _ = group.communicate(timeout=120)
     assert out.count(f"finds 0 of {len(visible.split(',')) // 2} GPUs") == len(seen)  # here
     assert re.findall(r"\[(\d)\] .* this process takes (.*)", "\n".join(sorted(out.splitlines()))) == [
-        (str(i), gpus) for i, gpus in enumerate(taken)
+        (str(i), share) for i, share in enumerate(taken)
     ]
-    assert ("2 processes, but 1 GPUs: they compute on CPUs" in out) == (visible == "4")
+    assert ("2 processes are more than the GPUs here, 4: they compute on CPUs" in out) == (visible == "4")
 
 
 def test_processes_started_by_hand_share_a_machine_s_gpus():

@@ -75,7 +75,7 @@ def asked(input_shape, classes):
     assert jax.config.jax_default_matmul_precision == "highest" and keras.config.dtype_policy().name == "float32"
     return good(input_shape, classes)
 
-def drilled(input_shape, classes):
+def deterministic(input_shape, classes):
     import os
     from tensorflow.python.framework import config
     assert config.is_op_determinism_enabled() and "--xla_gpu_deterministic_ops=true" in os.environ["XLA_FLAGS"]
@@ -124,8 +124,8 @@ def test_what_is_asked_of_a_model_is_not_how_an_accelerator_rounds(here):
 
 
 def test_accelerators_are_held_to_the_same_bits_each_time(here):
-    """What a drill sets, and --exact: without it, starts that nothing disturbed ended in other weights (an H200)."""
-    trainer("probe", "--backend=tensorflow", "--model=planted:drilled", "--exact", cwd=here)
+    """By what --exact sets, and a drill where there are some: else two undisturbed starts differ (an H200)."""
+    trainer("probe", "--backend=tensorflow", "--model=planted:deterministic", "--exact", cwd=here)
 
 
 def test_a_backend_that_fails_is_not_taken_for_one_without_accelerators(monkeypatch):

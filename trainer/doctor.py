@@ -117,12 +117,12 @@ def _gpus(config: Config) -> Findings:
     seen = gpus.visible(os.environ)
     found: Findings = [("ok", "NVIDIA GPUs", f"this process takes {', '.join(seen) or 'none'}")]
     if seen:
-        name = backend.choose(config)
         try:
+            name = backend.choose(config)
             count = verify_rows.ask(name)
             found.append(("ok" if count == len(seen) else "WRONG", name, f"finds {count} of {len(seen)} GPUs"))
         except UserError as error:
-            found.append(("WRONG", name, str(error)))
+            found.append(("WRONG", "backend", str(error)))
     return found
 
 

@@ -2,18 +2,16 @@
 
 import tensorflow as tf
 
-from trainer import gpus
 from trainer.cluster import Cluster
 from trainer.config import Config
+from trainer.strategies.tf_devices import find_gpus
 from trainer.strategies.tf_distribute import TFDistribute
 from trainer.strategies.tf_sums import hold_rounding_fixed
 
 
 def create(config: Config, cluster: Cluster) -> TFDistribute:
     """OneDeviceStrategy or MirroredStrategy on real devices, or on virtual CPUs where those are too few."""
-    found = tf.config.list_physical_devices("GPU")
-    if not found:
-        gpus.tell_if_idle("tensorflow")
+    found = find_gpus()
     wanted = 1 if config.strategy == "one_device" else config.devices or max(1, len(found))
     if len(found) >= wanted:
         names = [f"GPU:{i}" for i in range(wanted)]

@@ -7,20 +7,18 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops
 
-from trainer import gpus
 from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.connection import listen
 from trainer.errors import UserError
+from trainer.strategies.tf_devices import find_gpus
 from trainer.strategies.tf_distribute import TFDistribute
 from trainer.strategies.tf_sums import hold_rounding_fixed
 
 
 def create(config: Config, cluster: Cluster) -> TFDistribute:
     """MultiWorkerMirroredStrategy over the cluster's processes, each with its GPUs, or one CPU."""
-    found = tf.config.list_physical_devices("GPU")
-    if not found:
-        gpus.tell_if_idle("tensorflow")
+    found = find_gpus()
     exact = config.exact or not found
     if exact:
         hold_rounding_fixed()

@@ -23,6 +23,7 @@ from trainer.errors import OK, PEER_LOST, UserError
 from trainer.optimizers import each_of
 from trainer.program import Program
 from trainer.strategies.base import Block
+from trainer.strategies.tf_devices import find_gpus
 from trainer.strategies.tf_distribute import TFDistribute
 from trainer.sums import Outcome, Totals
 
@@ -50,6 +51,8 @@ def serve(cluster: Cluster, patience: float) -> int:
     """A worker's or a server's part: computes, or holds, what the chief says, until it says goodbye."""
     role, port = cluster.role, int(cluster.addresses[cluster.index].rpartition(":")[2])
     listen("", port, cluster.source).close()
+    if role == "worker":
+        find_gpus()
     index = cluster.index - cluster.roles.index(role)
     # Kept in a variable: the server ends with it.
     server = tf.distribute.Server(_addresses(cluster), job_name=role, task_index=index, protocol="grpc")
