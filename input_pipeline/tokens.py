@@ -80,7 +80,7 @@ def _keras_hub(path: pathlib.Path) -> Tokens:
 
 def _by(encode: Callable[[str], Sequence[int]], classes: int, decode: Callable[[Any], Any]) -> Tokens:
     def of_files(paths: Sequence[pathlib.Path]) -> npt.NDArray[np.integer]:
-        texts = (path.read_text(errors="replace") for path in paths)
+        texts = (path.read_text("utf-8", errors="replace") for path in paths)
         return np.concatenate([np.asarray(encode(text), np.int32) for text in texts])
 
     return Tokens(of_files, classes, lambda tokens: str(decode(tokens)))

@@ -36,13 +36,9 @@ def lack_of_memory() -> str:
 
 
 class Standstill:
-    """Notices a run that starts again and again, and gets no further.
+    """Notices a run, of these checkpoints, that starts again and again, and gets no further."""
 
-    Args:
-      checkpoints: the run's; None: not known.
-    """
-
-    def __init__(self, checkpoints: pathlib.Path | None) -> None:
+    def __init__(self, checkpoints: pathlib.Path) -> None:
         self._checkpoints, self._starts = checkpoints, 0
         self._newest = self._step()
 
@@ -53,11 +49,11 @@ class Standstill:
           gained: whether it is known to have got further.
         """
         step = self._step()
-        self._starts = 0 if step > self._newest or gained or self._checkpoints is None else self._starts + 1
+        self._starts = 0 if step > self._newest or gained else self._starts + 1
         self._newest = max(step, self._newest)
         return self._starts >= _PATIENCE
 
     def _step(self) -> int:
-        if self._checkpoints is None or not self._checkpoints.is_dir():
+        if not self._checkpoints.is_dir():
             return -1
         return max((int(path.name) for path in self._checkpoints.iterdir() if path.name.isdigit()), default=-1)

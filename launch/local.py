@@ -18,7 +18,6 @@ import ctypes
 import json
 import os
 import pathlib
-import re
 import signal
 import socket
 import subprocess
@@ -31,7 +30,9 @@ from typing import IO
 from launch.autopsy import Standstill, kills_for_memory, lack_of_memory
 from trainer import console, gpus, host_memory
 from trainer.cluster import Cluster
-from trainer.errors import BUSY, OK, PREEMPTED, USER_ERROR
+from trainer.command_line import config_of
+from trainer.errors import BUSY, OK, PREEMPTED, USER_ERROR, UserError
+from trainer.run_directory import split
 
 FINAL = (OK, USER_ERROR, BUSY)  # done; or what another start would meet again
 MOST_STARVED = 2  # times that a group is killed for lack of memory before it is given up
@@ -52,19 +53,22 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--servers", type=int, default=0, help="parameter servers; process 0 is then the chief")
     parser.add_argument("--restarts", type=int, default=0, help="how often something is started again after a failure")
     parser.add_argument("--elastic", action="store_true", help="after a loss go on with fewer processes")
-    parser.add_argument("--logs", default="", help="directory of a log per process; default: --run_dir's logs")
+    parser.add_argument("--logs", default="", help="directory of a log per process; default: the run's logs")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="-- and the flags of python -m trainer")
     arguments = parser.parse_args(argv)
     flags = arguments.flags[1:] if arguments.flags[:1] == ["--"] else arguments.flags
-    sizes = _sizes(parser, arguments, flags)
-    run = pathlib.Path(_flag(flags, "run_dir") or "runs")
-    if run.parent.name == "checkpoints":  # evaluate takes one
-        run = run.parent.parent
+    try:  # once, before each process would say it
+        config = config_of(flags)
+    except UserError as error:
+        print(f"onecurve: {error}", file=sys.stderr)
+        return error.exit_code
+    sizes = _sizes(parser, arguments, config.replicas)
+    run, _ = split(config.directory())  # evaluate takes a checkpoint
     logs = pathlib.Path(arguments.logs or run / "logs")
     logs.mkdir(parents=True, exist_ok=True)
     signals = _Signals()
     size, restarts = 0, 0  # size: place in `sizes`
-    standstill, starved = Standstill(run / "checkpoints" if _flag(flags, "run_dir") else None), 0
+    standstill, starved = Standstill(run / "checkpoints"), 0
     while True:
         before = kills_for_memory()
         group = Group(sizes[size], arguments.servers, flags, logs, arguments.restarts - restarts)
@@ -91,20 +95,13 @@ def main(argv: Sequence[str]) -> int:
         time.sleep(pause)
 
 
-def _sizes(parser: argparse.ArgumentParser, arguments: argparse.Namespace, flags: Sequence[str]) -> list[int]:
+def _sizes(parser: argparse.ArgumentParser, arguments: argparse.Namespace, replicas: int) -> list[int]:
     """The numbers of processes that may be, the first one first."""
     if not arguments.elastic:
         return [arguments.processes]
-    replicas = _flag(flags, "replicas")
-    if not replicas.isdigit() or not int(replicas):
+    if not replicas:
         parser.error("--elastic needs --replicas among the run's flags: they keep the curve as processes go and come")
-    return [n for n in range(arguments.processes, 0, -1) if int(replicas) % n == 0]
-
-
-def _flag(flags: Sequence[str], name: str) -> str:
-    """The value of one of the trainer's flags; '' if it is not given."""
-    matches = re.findall(rf"(?:^|\n)--?{name}[=\n]([^\n]*)", "\n".join(flags))
-    return matches[-1] if matches else ""
+    return [n for n in range(arguments.processes, 0, -1) if replicas % n == 0]
 
 
 class _Signals:

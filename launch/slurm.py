@@ -14,6 +14,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from trainer.command_line import config_of
+from trainer.errors import UserError
+
 SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name={name}
@@ -74,7 +77,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--dry_run", action="store_true", help="print the script, submit nothing")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="-- and the flags of python -m trainer")
     arguments = parser.parse_args(argv)
-    script = render(arguments, ["python", "-m", "launch.slurm", *argv])
+    flags = arguments.flags[1:] if arguments.flags[:1] == ["--"] else arguments.flags
+    try:  # before a job that can't run has waited for its turn
+        config_of(flags)
+    except UserError as error:
+        print(f"onecurve: {error}", file=sys.stderr)
+        return error.exit_code
+    script = render(arguments, flags, ["python", "-m", "launch.slurm", *argv])
     if arguments.dry_run:
         print(script, end="")
         return 0
@@ -85,9 +94,8 @@ def main(argv: Sequence[str]) -> int:
         return 2
 
 
-def render(arguments: argparse.Namespace, command: Sequence[str]) -> str:
+def render(arguments: argparse.Namespace, flags: Sequence[str], command: Sequence[str]) -> str:
     """The sbatch script of a job."""
-    flags = arguments.flags[1:] if arguments.flags[:1] == ["--"] else arguments.flags
     options = {
         # Not to a task, which Slurm would bind to them: NVIDIA's ways between GPUs need each process to reach all.
         "gpus-per-node": arguments.gpus_per_task * arguments.tasks_per_node,

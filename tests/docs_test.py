@@ -9,8 +9,7 @@ import pytest
 from absl import flags
 
 from tests.running import REPOSITORY, environment
-from trainer.__main__ import VERBS
-from trainer.config import define_flags, from_flags
+from trainer.command_line import VERBS, define_flags, from_flags
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 PAGES = [page for page in PAGES if page.name not in ("performance.md", "decisions.md")]

@@ -7,7 +7,8 @@ from absl import flags
 
 from launch import local
 from tests.running import REPOSITORY
-from trainer.config import Config, define_flags, from_flags
+from trainer.command_line import define_flags, from_flags
+from trainer.config import Config
 
 FLOORS = {
     "trainer.errors": 0,
@@ -16,6 +17,7 @@ FLOORS = {
     "trainer.gpus": 0,
     "trainer.slurm": 0,
     "trainer.config": 0,
+    "trainer.command_line": 0,
     "trainer.console": 0,
     "trainer.connection": 0,
     "trainer.meeting": 0,

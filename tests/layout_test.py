@@ -156,10 +156,10 @@ def test_explain_256_devices():
 AS_IT_RUNS = """
 import sys
 from absl import flags
-from trainer import backend, config
-config.define_flags()
+from trainer import backend, command_line
+command_line.define_flags()
 flags.FLAGS(sys.argv)
-config = backend.without_accelerators(config.from_flags())
+config = backend.without_accelerators(command_line.from_flags())
 backend.prepare("jax")
 from trainer import explain, loading, program
 from trainer.strategies import device_mesh

@@ -68,6 +68,9 @@ def linear(input_shape, classes):
     return keras.Sequential(layers, name="linear")
 
 
+made = linear((8, 8, 1), 10)
+
+
 def scalar_loss(input_shape, classes):
     model = linear(input_shape, classes)
     model.compile(loss=lambda y, p: keras.ops.mean(keras.ops.square(p)))
@@ -522,6 +525,12 @@ def project(tmp_path):
             for backend in ("tensorflow", "jax")
         ),
         (["--model=user_project:not_for_xla"], ["user_project:not_for_xla", "XLA", "EagerPyFunc", "jit_compile=False"]),
+        (["--model=./user_project.py:linear"], ["is the name of a file", "--model=user_project:linear"]),
+        (["--model=user_project.linear"], ["no module of that name; did you mean 'user_project:linear'?"]),
+        (
+            ["--model=user_project:made"],
+            ["is a model, made when its module was imported", "a function that returns one"],
+        ),
         (["evaluate", "--run_dir=nowhere"], ["--run_dir=nowhere", "holds no run"]),
     ],
     ids=lambda v: v[0] if isinstance(v[0], str) and v[0].startswith("--") else None,

@@ -5,7 +5,6 @@ import dataclasses
 import gc
 import importlib
 import os
-import pathlib
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -15,22 +14,16 @@ from absl import app, flags
 
 from trainer import agreement, backend, console, gpus, run_directory
 from trainer.cluster import ALONE, resolve
-from trainer.config import Config, define_flags, from_flags
+from trainer.command_line import WHERE, define_flags, from_flags, parse
+from trainer.config import Config
 from trainer.errors import UserError, out_of_memory
 from trainer.peers import Peers
 from trainer.preemption import leave_when_told
 
-VERBS = (
-    *("train", "evaluate", "export", "explain", "probe", "verify"),
-    *("doctor", "checkpoints", "audit", "diff", "drill", "report", "input"),
-)
-# These start from the flags that a run was started with.
-ON_A_RUN = ("evaluate", "export", "checkpoints", "audit", "report")
 TOGETHER = ("train", "evaluate")  # these are done by all processes of a cluster
 # These only read what runs have left, or start runs: at once, and where no backend is installed.
 WITHOUT_KERAS = ("verify", "doctor", "checkpoints", "diff", "drill", "report")
 COMPARING = ("probe", "export")  # with what is computed otherwise: of other examples, by another graph
-WHERE = ("strategy", "backend", "devices", "mesh", "layout", "remat")  # flags that mean nothing elsewhere
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     config = from_flags()
     cluster = resolve(config.cluster)  # what is wrong with it is said before anything heavy is imported
     os.environ |= gpus.own(cluster, os.environ)
-    verb = argv[1] if len(argv) > 1 else "train"
+    verb = argv[1]
     if verb == "train" and (cluster.is_chief or config.strategy != "parameter_server"):
         leave_when_told()
     if verb == "export":
@@ -100,36 +93,6 @@ def _module(verb: str) -> Any:
     return module
 
 
-def parse(argv: Sequence[str]) -> list[str]:
-    """Parses the command line; the verbs on a run start from the flags that it was run with."""
-    arguments = list(argv)
-    verb = next((a for a in arguments[1:] if not a.startswith("-")), "train")
-    if verb not in VERBS:
-        raise UserError("verb", verb, "there is no such verb", f"one of {', '.join(VERBS)}")
-    try:
-        if verb in ON_A_RUN:
-            flags.FLAGS(arguments)
-            arguments[1:1] = _recorded_flags()
-            flags.FLAGS.unparse_flags()
-        return list(flags.FLAGS(arguments))
-    except flags.Error as error:
-        raise UserError("flags", " ".join(argv[1:]), str(error), "see python -m trainer --help") from None
-
-
-def _recorded_flags() -> list[str]:
-    """The flags in --run_dir's run.flags; without where it ran, if the command line says where."""
-    known = run_directory.split(pathlib.Path(flags.FLAGS.run_dir))[0] / "run.flags"
-    if not flags.FLAGS.run_dir or not known.exists():
-        raise UserError("run_dir", flags.FLAGS.run_dir, "holds no run (no run.flags)", "give the directory of a run")
-    elsewhere = any(flags.FLAGS[name].present for name in WHERE)
-    try:
-        lines = known.read_text().splitlines()
-    except ValueError as error:
-        fix = "put back a copy, or start the run once more with its flags"
-        raise UserError("run_dir", flags.FLAGS.run_dir, f"its run.flags is damaged: {error}", fix) from None
-    return [line for line in lines if not (elsewhere and line[2:].partition("=")[0] in WHERE)]
-
-
 def _guarded(function: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> Any:
     """Calls a function of the command line; tells a user's mistake as such, and leaves with its exit code."""
     try:
@@ -158,5 +121,5 @@ def _leave(code: int) -> NoReturn:
 if __name__ == "__main__":
     console.make_lossy()
     define_flags()
-    flags.adopt_module_key_flags(sys.modules["trainer.config"])  # --help lists them
+    flags.adopt_module_key_flags(sys.modules["trainer.command_line"])  # --help lists them
     app.run(_run, flags_parser=lambda argv: _guarded(parse, argv))

@@ -3,11 +3,11 @@
 import dataclasses
 import hashlib
 import importlib.metadata
-import importlib.util
 import os
 import pathlib
 import platform
 import re
+import sys
 from collections.abc import Iterable
 
 from trainer.config import Config
@@ -46,15 +46,18 @@ def _plugin_files(config: Config) -> dict[str, pathlib.Path]:
     """The files of the modules that the flags name by a path, found without importing them."""
     specs = (config.model, config.dataset, config.strategy, config.layout, *config.callbacks)
     modules = [match[1] for spec in specs if (match := re.match(r"([\w.]+):", spec))]
-    found = {}
-    for module in modules:
-        try:
-            spec = importlib.util.find_spec(module)
-        except (ImportError, ValueError):
-            continue  # said where the plug-in is loaded
-        if spec and spec.origin and spec.origin.endswith(".py"):
-            found[module] = pathlib.Path(spec.origin)
-    return found
+    found = {module: _file(module) for module in modules}
+    return {module: path for module, path in found.items() if path}  # what is not there is said where it is loaded
+
+
+def _file(module: str) -> pathlib.Path | None:
+    """A module's source. importlib would import the packages that it is in: what they do has to wait for devices."""
+    for entry in (*sys.path, os.getcwd()):
+        inner = pathlib.Path(entry, *module.split("."))
+        for file in (inner / "__init__.py", inner.with_name(f"{inner.name}.py")):
+            if file.is_file():
+                return file
+    return None
 
 
 def _digest(paths: Iterable[pathlib.Path]) -> str:

@@ -52,7 +52,7 @@ class Board:
 
     def text(self, step: int, tag: str, text: str) -> None:
         """A text in Markdown."""
-        self._summary(step, text_pb(tag, text))
+        self._summary(step, text_pb(tag, _utf8(text)))
 
     def image(self, step: int, tag: str, pixels: npt.NDArray[np.uint8]) -> None:
         """A picture, uint8 (height, width, 3)."""
@@ -69,8 +69,8 @@ class Board:
 
     def hyperparameters(self, values: Mapping[str, Any], trial: str) -> None:
         """A row of the HParams page."""
-        plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in values.items()}
-        self._summary(0, hparams.hparams_pb(plain, trial_id=trial))
+        plain = {k: v if isinstance(v, bool | int | float) else _utf8(str(v)) for k, v in values.items()}
+        self._summary(0, hparams.hparams_pb(plain, trial_id=_utf8(trial)))
 
     def graph(self, model: keras.Model) -> None:
         """The layers of a model, for the Graphs page."""
@@ -90,6 +90,11 @@ class Board:
     def _add(self, **event: Any) -> None:
         # TensorBoard's own writer adds up checksums in Python: 6 ms for a picture of 50 kB.
         self._file.write(framed(event_pb2.Event(wall_time=time.time(), **event).SerializeToString()))
+
+
+def _utf8(text: str) -> str:
+    """A text without what a path may hold that is none, which protocol buffers don't take."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _graph(model: keras.Model) -> graph_pb2.GraphDef:

@@ -1,6 +1,6 @@
 """The run as the user asked for it: one frozen Config, one field per flag.
 
-A field is declared once, with its default and its help; the absl flag is made from it.
+A field is declared once, with its default and its help; trainer/command_line.py makes the absl flag from it.
 """
 
 import dataclasses
@@ -12,8 +12,6 @@ import pathlib
 import shlex
 from collections.abc import Sequence
 from typing import Any
-
-from absl import flags
 
 from trainer import layouts, policy
 from trainer.clock import Interval
@@ -265,34 +263,6 @@ class Config:
         """The shell command that does `verb` with this configuration."""
         words = ["python", "-m", "trainer", *([verb] if verb else []), *map(shlex.quote, self.to_flags())]
         return " ".join(words)
-
-
-def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines one absl flag per field of Config."""
-    define: dict[type, Any] = {
-        str: flags.DEFINE_string,
-        int: flags.DEFINE_integer,
-        bool: flags.DEFINE_bool,
-        float: flags.DEFINE_float,
-        tuple: flags.DEFINE_multi_string,
-    }
-    for field in dataclasses.fields(Config):
-        default: Any = field.default
-        choices, help = field.metadata["choices"], field.metadata["help"]
-        if choices:
-            flags.DEFINE_enum(field.name, default, choices, help, flag_values=values)
-        else:
-            define[type(default)](field.name, default, help, flag_values=values)
-
-
-def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:
-    """The Config of parsed flags.
-
-    Raises:
-      UserError: values that contradict each other or make no sense.
-    """
-    given: dict[str, Any] = {field.name: getattr(values, field.name) for field in dataclasses.fields(Config)}
-    return Config(**(given | {"callbacks": tuple(given["callbacks"])}))
 
 
 def _divisors(n: int) -> str:

@@ -1,4 +1,5 @@
-"""Standard output and error that may be lost, by a closed terminal or a full disk, and no program with them."""
+"""Standard output and error that may be lost, by a closed terminal, a full disk or a locale without a character, and no
+program with them."""
 
 import io
 import os
@@ -23,6 +24,7 @@ def make_lossy() -> None:
         stream = getattr(sys, name)
         if stream is None:  # started with a closed descriptor, which the next file to be opened would get
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-        kept = ("encoding", "errors", "line_buffering", "write_through") if stream else ()
+        kept = ("encoding", "line_buffering", "write_through") if stream else ()
         raw = io.BufferedWriter(Lossy(number, "w", closefd=False))
-        setattr(sys, name, io.TextIOWrapper(raw, **{key: getattr(stream, key) for key in kept}))
+        kwargs = {key: getattr(stream, key) for key in kept}
+        setattr(sys, name, io.TextIOWrapper(raw, errors="backslashreplace", **kwargs))

@@ -37,7 +37,7 @@ def run(config: Config) -> int:
         _write_saved_model(model, x, expected, temporary / "saved_model")
         wrong = _write_keras(model, x, expected, seeds, temporary / "model.keras")
     if names := parts.dataset.class_names:
-        (temporary / "classes.txt").write_text("".join(f"{name}\n" for name in names))  # line i: class i
+        (temporary / "classes.txt").write_text("".join(f"{name}\n" for name in names), "utf-8")  # line i: class i
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
     print(f"exported {path} to")

@@ -48,7 +48,8 @@ class Peers:
 
     def __init__(self, cluster: Cluster = ALONE, patience: float = float("inf")) -> None:
         self.cluster, self._patience = cluster, patience
-        self._stderr = os.fdopen(os.dup(2), "w")  # while frameworks are imported, the usual one is held back
+        # While frameworks are imported, the usual one is held back.
+        self._stderr = os.fdopen(os.dup(2), "w", errors="backslashreplace")
         self.step = 0
         self._raised = ""  # what the backend raised here, perhaps for another's fault
         self._doing, self._since, self._limit = "starting", time.monotonic(), _STARTING

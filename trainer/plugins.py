@@ -24,6 +24,10 @@ def parse(spec: str, flag: str) -> tuple[str, str, dict[str, Any]]:
     target, parenthesis, rest = spec.strip().partition("(")
     module, _, attribute = target.strip().partition(":")
     names = module.split(".") + ([attribute] if attribute else [])
+    if module.endswith(".py"):
+        dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+        fix = f"name the module that can be imported from {os.getcwd()}: --{flag}={dotted}:{attribute or 'function'}"
+        raise UserError(flag, spec, "is the name of a file", fix)
     if not all(name.isidentifier() for name in names):
         raise UserError(
             flag,
@@ -87,7 +91,9 @@ def _import(name: str, spec: str, flag: str, known: Sequence[str]) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise  # the module is there; what is missing is something that it imports
-        close = _suggestion(name, dict.fromkeys(known))
+        parent, _, last = name.rpartition(".")
+        in_module = parent and error.name == name and hasattr(sys.modules.get(parent), last)
+        close = f"; did you mean '{parent}:{last}'?" if in_module else _suggestion(name, dict.fromkeys(known))
         raise UserError(
             flag,
             spec,
@@ -101,7 +107,7 @@ def _modules_with(package: str, attribute: str) -> list[str]:
     """Modules of a package that define an attribute at their top; read, not imported."""
     folder = pathlib.Path(importlib.import_module(package).__path__[0])
     defines = re.compile(rf"^(def {attribute}\b|{attribute} = )", re.MULTILINE)
-    return sorted(path.stem for path in folder.glob("*.py") if defines.search(path.read_text()))
+    return sorted(path.stem for path in folder.glob("*.py") if defines.search(path.read_text("utf-8")))
 
 
 def _suggestion(name: str, known: Mapping[str, Any]) -> str:

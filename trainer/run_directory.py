@@ -188,8 +188,8 @@ class RunDirectory:
             replace(self._definition, json.dumps({"flags": flags, **facts}, indent=1, sort_keys=True))
         else:
             self.check(facts)
-        # The newest start's flags: where it runs and how long may change from start to start.
-        replace(self.path / "run.flags", "".join(f"{line}\n" for line in self._config.to_flags()))
+        # The newest start's flags, for where it runs and how long may change; of the bytes that the command line had.
+        replace(self.path / "run.flags", os.fsencode("".join(f"{line}\n" for line in self._config.to_flags())))
 
     def check(self, facts: dict[str, Any]) -> None:
         """Raises UserError where facts are not those that `record` has written: what differs is named."""
@@ -199,18 +199,18 @@ class RunDirectory:
             _compare(flag, getattr(self._config, flag), self.path, known.get(fact), now)
 
 
-def replace(path: pathlib.Path, text: str, wait: bool = True) -> None:
-    """Writes a small text file so that a reader sees the old one or the new one, never a part.
+def replace(path: pathlib.Path, content: str | bytes, wait: bool = True) -> None:
+    """Writes a small file so that a reader sees the old one or the new one, never a part.
 
     Args:
       path: the file.
-      text: what it is to hold.
+      content: what it is to hold; text in UTF-8, what of it was no text as the bytes it was.
       wait: until it is on the disk; otherwise a power failure may leave neither.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(temporary, "w") as file:
-            file.write(text)
+        with open(temporary, "wb") as file:
+            file.write(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
             file.flush()
             if wait:
                 os.fsync(file.fileno())
