@@ -39,4 +39,4 @@ def in_order(read: Callable[[int], Read], indices: Iterable[int], most: int, thr
 
 def cores() -> int:
     """How many this process may use."""
-    return len(os.sched_getaffinity(0))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none

@@ -45,7 +45,10 @@ class CacheFile:
         try:
             with open(self.path, "wb") as file:
                 file.write(self._header)
-                os.posix_fallocate(file.fileno(), 0, self._size)
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, self._size)
+                else:  # macOS
+                    file.truncate(self._size)
         except OSError as error:
             self.path.unlink(missing_ok=True)
             raise DataError(

@@ -10,7 +10,8 @@ _PATIENCE = 3  # starts in a row that may end without a newer checkpoint
 
 def kills_for_memory() -> int:
     """How many processes of this container the system has killed for lack of memory; 0 where it does not tell."""
-    for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines():
+    cgroups = pathlib.Path("/proc/self/cgroup")
+    for line in cgroups.read_text().splitlines() if cgroups.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers == "":  # the second version of cgroups: one hierarchy
             found = (_HIERARCHY / path.lstrip("/") / "memory.events", _HIERARCHY / "memory.events")

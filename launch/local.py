@@ -210,7 +210,8 @@ class Group:
 
 def _end_with_parent() -> None:
     """In the child: a launcher that is killed leaves nobody behind."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with contextlib.suppress(AttributeError):  # Linux alone can do that
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _copy(stream: IO[bytes], log: console.Lossy, index: int) -> None:

@@ -72,3 +72,49 @@ def test_make_installs_what_is_asked_for_though_something_else_is_installed(tmp_
         command = ["make", "--dry-run", "install", f"VENV={tmp_path}", f"EXTRAS={extras}"]
         ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
         assert (f"-e '.[{extras}]'" in ran.stdout) == installs
+
+
+ELSEWHERE = """
+'''What Linux alone has is not there: files of the kernel's, and what Python offers of it.'''
+import builtins
+import ctypes
+import io
+import os
+
+for name in ("sched_getaffinity", "posix_fallocate"):
+    delattr(os, name)
+
+
+class CDLL(ctypes.CDLL):
+    def __getattr__(self, name):
+        if name in ("prctl", "mallopt", "sync_file_range"):
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+
+def without_kernel_files(function):
+    def call(path, *arguments, **keywords):
+        if isinstance(path, str | os.PathLike) and os.fsdecode(path).startswith(("/proc/", "/sys/")):
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return function(path, *arguments, **keywords)
+
+    return call
+
+
+ctypes.CDLL = CDLL
+builtins.open = io.open = without_kernel_files(open)
+for name in ("stat", "open", "listdir", "scandir"):
+    setattr(os, name, without_kernel_files(getattr(os, name)))
+"""
+
+
+def test_without_what_linux_alone_has(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(ELSEWHERE)
+    path = {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
+    flags = ("--steps=40", "--dataset=synthetic(examples=500)", "--log_every=10", f"--cache={tmp_path / 'cache'}")
+    run = tmp_path / "run"
+    finished(launch("--strategy=device_mesh", *flags, f"--run_dir={run}", **path))
+    trainer("--backend=tensorflow", "--replicas=2", *flags, "--steps=60", f"--run_dir={run}", **path)
+    assert summary(run)["step"] == 60
+    for verb in ("evaluate", "report", "audit", "doctor"):
+        trainer(verb, f"--run_dir={run}", **path)

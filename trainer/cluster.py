@@ -93,7 +93,7 @@ def outside_interfaces() -> list[str]:
             state = pathlib.Path("/sys/class/net", name, "operstate").read_text().strip()
         except OSError:
             state = "unknown"
-        if name != "lo" and state in ("up", "unknown"):
+        if name not in ("lo", "lo0") and state in ("up", "unknown"):
             found.append(name)
     return found
 

@@ -11,6 +11,7 @@ import shutil
 import socket
 import time
 
+from input_pipeline.ahead import cores
 from trainer import backend, gpus, verify_rows
 from trainer.cluster import Cluster, outside_interfaces, resolve
 from trainer.config import Config
@@ -104,11 +105,10 @@ def _directory(config: Config) -> Findings:
 
 def _machine() -> Findings:
     versions = ", ".join(f"{n} {importlib.metadata.version(n)}" for n in ("keras", "jax", "numpy") if _installed(n))
-    cores = len(os.sched_getaffinity(0))
     outside = outside_interfaces()
     return [
         ("ok", "packages", f"Python {platform.python_version()}, {versions}"),
-        ("ok", "machine", f"{cores} cores, network {', '.join(outside) or 'loopback only'}"),
+        ("ok", "machine", f"{cores()} cores, network {', '.join(outside) or 'loopback only'}"),
     ]
 
 

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import math
-import os
 import statistics
 import sys
 import time
@@ -10,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from input_pipeline.ahead import cores
 from trainer import host_memory
 from trainer.assembly import Assembly
 from trainer.ledger import Ledger
@@ -80,10 +80,10 @@ class Health:
 
         The time of this process's other threads, which read data or end a step, counts as had: it is no other job's.
         """
-        cores = len(os.sched_getaffinity(0))
+        n = cores()
         begin, had = time.perf_counter(), time.process_time()
-        with concurrent.futures.ThreadPoolExecutor(cores) as pool:
-            done = list(pool.map(lambda _: self._work(), range(cores)))
+        with concurrent.futures.ThreadPoolExecutor(n) as pool:
+            done = list(pool.map(lambda _: self._work(), range(n)))
         pieces, of_pieces = map(sum, zip(*done, strict=True))
         cores_had = (time.process_time() - had) / (time.perf_counter() - begin)
         return of_pieces / pieces / cores_had
