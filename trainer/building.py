@@ -40,7 +40,7 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
     if isinstance(make, keras.Model):
         reason = "is a model, made when its module was imported: before --seed, and wherever that was"
         raise UserError("model", config.model, reason, "name a function that returns one: def build(): ...")
-    needed = [k for k, p in inspect.signature(make).parameters.items() if p.default is p.empty and k not in arguments]
+    needed = [name for name in plugins.needed(make) if name not in arguments]
     if offered["input_shape"] is None and "input_shape" in needed:
         labels = "" if flatten(y) else ", and no labels"
         raise UserError(

@@ -1,6 +1,7 @@
 """The dataset that the flags name."""
 
 import dataclasses
+import inspect
 from typing import Any
 
 from input_pipeline import cache, dataset, remote
@@ -28,8 +29,16 @@ def loaded(spec: str, data_dir: str = "") -> Any:
       data_dir: for a loader that takes it; it may be a URL, as one among the arguments may.
     """
     load, arguments = plugins.resolve(spec, "dataset", "input_pipeline", "load")
+    takes = inspect.signature(load).parameters if callable(load) else {}
+    if data_dir and ("data_dir" not in takes or "data_dir" in arguments):
+        said = "names another" if "data_dir" in takes else "does not take it"
+        fix = "give --dataset=images or another that reads what is there, or drop --data_dir"
+        raise UserError("data_dir", data_dir, f"--dataset={spec} {said}", fix)
     if not callable(load):
         return load
+    if "data_dir" in plugins.needed(load) and not data_dir and "data_dir" not in arguments:
+        fix = f"say where its files are, or --dataset='{spec.partition('(')[0]}(data_dir=...)'"
+        raise UserError("data_dir", "", f"--dataset={spec} needs it", fix)
     offered = remote.localized({"data_dir": data_dir} if data_dir else {}) | {"load_dataset": loaded}
     return plugins.call(load, remote.localized(arguments), offered, flag="dataset", spec=spec)
 

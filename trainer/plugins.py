@@ -115,6 +115,12 @@ def _suggestion(name: str, known: Mapping[str, Any]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def needed(function: Callable[..., Any]) -> list[str]:
+    """Names of the parameters that have no default."""
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
 def call(
     function: Callable[..., Any],
     arguments: Mapping[str, Any],
@@ -131,6 +137,9 @@ def call(
     signature = inspect.signature(function)
     parameters = signature.parameters
     keywords = {k: v for k, v in offered.items() if k in parameters} | dict(arguments)
+    for name in set(needed(function)) - set(keywords):
+        fix = f"--{flag}='{spec.partition('(')[0]}({name}=...)'; its signature is {signature}"
+        raise UserError(flag, spec, f"needs {name!r}", fix)
     try:
         signature.bind(**keywords)
     except TypeError as error:
