@@ -534,6 +534,7 @@ def project(tmp_path):
         (["--data_dir=photographs"], ["--data_dir=photographs: --dataset=digits does not take it", "drop --data_dir"]),
         (["--dataset=images"], ["--data_dir=: --dataset=images needs it", "images(data_dir=...)"]),
         (["--dataset=table", "--data_dir=."], ["--dataset=table: needs 'label'", "table(label=...)"]),
+        (["--schedule=cosine(warmup_steps=0.1)"], ["--schedule=cosine(warmup_steps=0.1)", "is a number of steps"]),
         (["evaluate", "--run_dir=nowhere"], ["--run_dir=nowhere", "holds no run"]),
     ],
     ids=lambda v: v[0] if isinstance(v[0], str) and v[0].startswith("--") else None,
