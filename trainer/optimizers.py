@@ -157,7 +157,9 @@ def _schedule(config: Config, steps: int) -> Any:
         )
     if not (isinstance(warmup, int) and warmup >= 0 and isinstance(final, int | float) and final >= 0):
         reason = "warmup_steps is a number of steps, and final_fraction of the peak learning rate, neither below 0"
-        raise UserError("schedule", config.schedule, reason, f"for example {name}(warmup_steps=100, final_fraction=0.1)")
+        raise UserError(
+            "schedule", config.schedule, reason, f"for example {name}(warmup_steps=100, final_fraction=0.1)"
+        )
     peak = config.learning_rate
     if name == "constant" and not warmup:
         return peak
