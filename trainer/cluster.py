@@ -5,8 +5,9 @@ Asked in this order, and the first that speaks is believed:
   2. TF_CONFIG
   3. ONECURVE_PROCESSES=host:port,host:port, which launch/kubernetes.py sets, with JOB_COMPLETION_INDEX
   4. Kubeflow: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID (a JAXJob's without JAX_)
-  5. Slurm, in a step that srun started
-  6. Open MPI, on one host
+  5. GKE's slices of TPUs: TPU_WORKER_HOSTNAMES, TPU_WORKER_ID; and SkyPilot's SKYPILOT_NODE_IPS, SKYPILOT_NODE_RANK
+  6. Slurm, in a step that srun started
+  7. Open MPI, on one host
 What is wrong with the one that speaks is said rather than passed over.
 """
 
@@ -15,6 +16,7 @@ import json
 import os
 import pathlib
 import socket
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 
 from trainer import slurm
@@ -79,6 +81,7 @@ class Cluster:
 ALONE = Cluster()
 Wrong = Callable[[str, str], UserError]
 _JOBS = ("chief", "worker", "ps")
+_HOSTS = {"TPU_WORKER_HOSTNAMES": "TPU_WORKER_ID", "SKYPILOT_NODE_IPS": "SKYPILOT_NODE_RANK"}  # a process on each
 
 
 def _all_loopback(hosts: set[str]) -> bool:
@@ -106,7 +109,7 @@ def resolve(flag: str = "", environment: Mapping[str, str] = os.environ) -> Clus
     """
     if flag:
         return _from_flag(flag)
-    for source in (_from_tf_config, _from_processes, _from_kubeflow, _from_slurm, _from_open_mpi):
+    for source in (_from_tf_config, _from_processes, _from_kubeflow, _from_hosts, _from_slurm, _from_open_mpi):
         cluster = source(environment)
         if cluster is not None:
             return cluster
@@ -151,6 +154,17 @@ def _from_kubeflow(environment: Mapping[str, str]) -> Cluster | None:
         return _listed(
             ",".join([coordinator, *others]), index, f"{prefix}COORDINATOR_ADDRESS", "ask Kubeflow", coordinator
         )
+    return None
+
+
+def _from_hosts(environment: Mapping[str, str]) -> Cluster | None:
+    for name, number in _HOSTS.items():
+        hosts = environment.get(name, "").replace(",", " ").split()
+        if len(hosts) > 1:
+            if environment.get("MEGASCALE_NUM_SLICES", "1") != "1":
+                raise UserError(name, ",".join(hosts), "are those of one slice of several", "give --cluster, of all")
+            addresses = ",".join(f"{host}:{slurm.PORT}" for host in hosts)
+            return _listed(addresses, environment.get(number, ""), name, f"set {number} to its number", addresses)
     return None
 
 
@@ -230,6 +244,7 @@ def _from_open_mpi(environment: Mapping[str, str]) -> Cluster | None:
             "OMPI_COMM_WORLD_SIZE",
             size,
             "Open MPI tells no process the hosts of the others",
-            "set TF_CONFIG on each, or start them by srun",
+            "give each --cluster=$OMPI_COMM_WORLD_RANK@host:port,host:port (docs/clusters.md), or start them by srun",
         )
-    return Cluster(tuple(f"127.0.0.1:{slurm.PORT + i}" for i in range(size)), rank, "Open MPI")
+    start = zlib.crc32(environment.get("PMIX_NAMESPACE", "").encode())  # another for each mpirun
+    return Cluster(tuple(slurm.addresses(["127.0.0.1"] * size, start)), rank, "Open MPI")

@@ -1,0 +1,76 @@
+"""Processes started by what others have: Open MPI, and what names the hosts of a slice of TPUs, or SkyPilot's."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import need
+from tests.running import REPOSITORY, environment, start, summary, trainer
+from trainer.cluster import resolve
+
+FLAGS = ("--strategy=device_mesh", "--replicas=2", "--steps=30")
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+
+
+def python() -> str:
+    """A folder whose `python` is ours, for commands as they are in the docs."""
+    return os.path.dirname(sys.executable)
+
+
+def test_runs_of_mpirun_that_share_a_host(tmp_path):
+    need(shutil.which("mpirun"), "no Open MPI here; on Debian: apt-get install openmpi-bin")
+    command = ["mpirun", "-np", "2", sys.executable, "-m", "trainer", *FLAGS]
+    pipe = subprocess.PIPE
+    runs = [tmp_path / name for name in ("first", "second")]
+    started = [
+        subprocess.Popen(
+            [*command, f"--run_dir={run}"], cwd=REPOSITORY, env=environment(**ROOT), stdout=pipe, stderr=pipe, text=True
+        )
+        for run in runs
+    ]
+    for run, process in zip(runs, started, strict=True):
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        assert summary(run)["step"] == 30
+
+
+def test_mpirun_over_several_hosts_as_the_docs_have_it(tmp_path):
+    """Of two names of this host, for no other is here."""
+    need(shutil.which("mpirun"), "no Open MPI here; on Debian: apt-get install openmpi-bin")
+    text = (REPOSITORY / "docs" / "clusters.md").read_text()
+    found = re.search(r"```bash\n(# mpi\.sh.*?)```", text, re.DOTALL)
+    assert found
+    (tmp_path / "hosts").write_text("127.0.0.2\n127.0.0.2\n")
+    script = found[1].replace("--strategy=device_mesh", f"{' '.join(FLAGS)} --run_dir={tmp_path / 'run'}")
+    extra = ROOT | {"PBS_NODEFILE": str(tmp_path / "hosts"), "PATH": f"{python()}:{os.environ['PATH']}"}
+    ran = subprocess.run(
+        ["bash", "-euc", script], cwd=REPOSITORY, env=environment(**extra), capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert summary(tmp_path / "run")["step"] == 30
+
+
+@pytest.mark.parametrize(
+    ("hosts", "number", "separated"),
+    [("TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", ","), ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "\n")],
+)
+def test_hosts_that_are_named(hosts, number, separated, tmp_path):
+    told = {hosts: separated.join(["127.0.0.2", "127.0.0.3"])}
+    processes = [start(*FLAGS, f"--run_dir={tmp_path / 'run'}", **told, **{number: str(i)}) for i in range(2)]
+    for process in processes:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    trainer(*FLAGS, "--devices=2", f"--run_dir={tmp_path / 'alone'}")
+    assert summary(tmp_path / "run")["weights_sha256"] == summary(tmp_path / "alone")["weights_sha256"]
+    assert "this process's number ''" in trainer(*FLAGS, f"--run_dir={tmp_path / 'run'}", code=2, **told).stderr
+    assert resolve("", {hosts: "one"}).size == 1
+
+
+def test_slices_of_which_none_knows_the_others_are_told(tmp_path):
+    told = {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0", "MEGASCALE_NUM_SLICES": "2"}
+    err = trainer(*FLAGS, f"--run_dir={tmp_path / 'run'}", code=2, **told).stderr
+    assert "TPU_WORKER_HOSTNAMES" in err and "one slice of several" in err
