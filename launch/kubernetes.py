@@ -43,9 +43,23 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--grace", type=int, default=120, help="seconds that a preempted pod has to save")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="-- and the flags of python -m trainer")
     arguments = parser.parse_args(argv)
+    arguments.flags = _kept(parser, arguments)
     manifests = {"job": job, "jobset": jobset, "trainjob": trainjob}[arguments.kind](arguments)
     print(yaml.safe_dump_all(manifests, sort_keys=False, width=120), end="")
     return 0
+
+
+def _kept(parser: argparse.ArgumentParser, run: argparse.Namespace) -> list[str]:
+    """The run's flags, with a directory that outlives its pods."""
+    flags: list[str] = run.flags[1:] if run.flags[:1] == ["--"] else run.flags
+    given = re.findall(r"(?:^|\n)--?run_dir[=\n]([^\n]*)", "\n".join(flags))
+    if given and not given[-1].startswith("/runs/"):
+        parser.error(
+            f"--run_dir={given[-1]} would be gone with its pod: give one under /runs, where --claim is mounted"
+        )
+    if given or any(flag.lstrip("-").startswith(("flagfile", "/runs/")) for flag in flags):  # or as evaluate /runs/one
+        return flags
+    return [*flags, f"--run_dir=/runs/{run.name}"]
 
 
 def job(run: argparse.Namespace) -> list[Manifest]:
@@ -131,7 +145,7 @@ def _job_spec(run: argparse.Namespace, hosts: Sequence[str], restarts: int) -> M
         "name": "node",
         "image": run.image,
         "command": ["python", "-m", "trainer"],
-        "args": run.flags[1:] if run.flags[:1] == ["--"] else run.flags,
+        "args": run.flags,
         # JOB_COMPLETION_INDEX, the process's number, is set by the Job itself.
         "env": [{"name": "ONECURVE_PROCESSES", "value": ",".join(f"{host}:{run.port}" for host in hosts)}]
         if run.processes > 1

@@ -14,10 +14,12 @@ from trainer.cluster import resolve
 KINDS = ("job", "jobset", "trainjob")
 
 
-def rendered(*options: str, kind: str = "job", processes: int = 3) -> dict[str, dict]:
+def rendered(
+    *options: str, kind: str = "job", processes: int = 3, directory: tuple[str, ...] = ("--run_dir=/runs/one",)
+) -> dict[str, dict]:
     """Manifests by their kind."""
     command = [sys.executable, "-m", "launch.kubernetes", "--image=a/b@sha256:0", f"--kind={kind}"]
-    flags = ["--", "--strategy=device_mesh", "--run_dir=/runs/one", "--model=mlp(units=8)"]
+    flags = ["--", "--strategy=device_mesh", *directory, "--model=mlp(units=8)"]
     ran = subprocess.run(
         [*command, f"--processes={processes}", *options, *flags],
         cwd=REPOSITORY,
@@ -72,6 +74,20 @@ def jobs(manifests: dict[str, dict]) -> list[dict]:
                 spec = spec[key]
             found += [job["template"]["spec"] for job in spec["replicatedJobs"]]
     return found
+
+
+def test_a_run_outlives_its_pods():
+    def arguments(*directory):
+        (spec,) = jobs(rendered("--name=two", directory=directory))
+        return spec["template"]["spec"]["containers"][0]["args"]
+
+    assert arguments() == ["--strategy=device_mesh", "--model=mlp(units=8)", "--run_dir=/runs/two"]
+    assert arguments("--run_dir", "/runs/x").count("/runs/x") == 1
+    assert "--run_dir=/runs/two" not in arguments("evaluate", "/runs/x")
+    assert "--run_dir=/runs/two" not in arguments("--flagfile=/app/launch/recipes/digits.flags")
+    with pytest.raises(subprocess.CalledProcessError) as wrong:
+        arguments("--run_dir=runs/x")
+    assert wrong.value.returncode == 2 and "--run_dir=runs/x would be gone with its pod" in wrong.value.stderr
 
 
 def test_a_typo_is_found():
