@@ -1,4 +1,4 @@
-"""arrays: .npy files, memory-mapped, or one .npz: x_train, y_train, x_test, y_test, as Keras names its own."""
+"""arrays: .npy files, memory-mapped, or one .npz: x_train, y_train, x_val, x_test and so on, as Keras names its own."""
 
 import pathlib
 import zipfile
@@ -9,9 +9,13 @@ import numpy.typing as npt
 from input_pipeline.dataset import Dataset
 from input_pipeline.source import Arrays, DataError
 
+_NAMES, _PARTS = ("x", "y", "weight"), ("train", "test", "validation", "val")
+
 
 def load(data_dir: str, classes: int | None = None) -> Dataset:
-    """x_train and perhaps y_train, weight_train; and perhaps x_test, y_test, weight_test, each (examples, ...).
+    """x_train and perhaps y_train, weight_train, (examples, ...); and perhaps as many of test, val or validation.
+
+    Without test, what is to validate on is to evaluate on.
 
     Args:
       data_dir: a directory of .npy files, which stay on the disk, or an .npz file, which is read into memory.
@@ -22,14 +26,19 @@ def load(data_dir: str, classes: int | None = None) -> Dataset:
     """
     path = pathlib.Path(data_dir).expanduser()
     arrays = _of_npz(path) if path.is_file() else _of_directory(path)
-    train, test = (_source(arrays, part) for part in ("train", "test"))
+    train, test, *validation = (_source(arrays, part) for part in _PARTS)
     if train is None:
         raise DataError(f"{path} holds {', '.join(sorted(arrays)) or 'no arrays'}, and x_train is needed")
-    return Dataset(train, test, classes)
+    known = {f"{name}_{part}" for name in _NAMES for part in _PARTS}
+    for name in sorted(set(arrays) - known):
+        if name.startswith(tuple(f"{each}_" for each in _NAMES)):
+            raise DataError(f"{path} holds {name}, which is not looked at: there are {', '.join(sorted(known))}")
+    found = next((source for source in validation if source is not None), None)
+    return Dataset(train, found if test is None else test, classes, found)
 
 
 def _source(arrays: dict[str, npt.NDArray], part: str) -> Arrays | None:
-    x, y, weight = (arrays.get(f"{name}_{part}") for name in ("x", "y", "weight"))
+    x, y, weight = (arrays.get(f"{name}_{part}") for name in _NAMES)
     if x is None:
         return None
     if y is None and weight is not None:

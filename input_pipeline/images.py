@@ -15,7 +15,7 @@ from input_pipeline.order import fold
 from input_pipeline.source import DataError, Example
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
-_SPLITS = {"train", "test", "validation", "val"}
+_HELD_OUT = ("test", "validation", "val", "valid")  # folders beside train
 Keys = npt.NDArray[np.uint64]
 
 
@@ -96,6 +96,7 @@ def load(
     channels: int = 3,
     train: str = "",
     evaluation: str = "",
+    validation: str = "",
     held_out: int = 10,
     shift: int = 0,
     skip_bad: int = 0,
@@ -106,7 +107,8 @@ def load(
       data_dir: has a folder for each class, or for `train` and `evaluation`, which have them.
       size: height and width in pixels.
       channels: 3, or 1 for gray.
-      train, evaluation: folders of data_dir; by default train and test or validation, where they are there.
+      train, evaluation, validation: folders of data_dir; by default train, test and validation, val or valid, where
+        they are there; without test, what is to validate on is to evaluate on.
       held_out: where there are none, one file in so many of each class is to evaluate on.
       shift: while training, images are mirrored and moved by up to so many pixels; 0: they are not.
       skip_bad: how many files that can't be decoded may be skipped.
@@ -122,9 +124,10 @@ def load(
     root = pathlib.Path(data_dir).expanduser()
     folders = _folders(root)
     # Beside other classes it may be one, of vehicles; beside a folder test alone it never is.
-    if not train and "train" in folders and (_folders(root / "train") or _SPLITS.issuperset(folders)):
-        train = "train"
-        evaluation = evaluation or next((n for n in ("test", "validation", "val") if (root / n).is_dir()), "")
+    if not train and "train" in folders and (_folders(root / "train") or {"train", *_HELD_OUT}.issuperset(folders)):
+        train, there = "train", [name for name in _HELD_OUT if name in folders]
+        evaluation = evaluation or next(iter(there), "")
+        validation = validation or next((name for name in there if name not in ("test", evaluation)), "")
     height, width = (size, size) if isinstance(size, int) else size
     paths, labels, classes = _files(root / train)
     if without := sorted({*range(len(classes))} - {*labels.tolist()}):
@@ -132,24 +135,32 @@ def load(
             f"{root / train / classes[without[0]]} has no image ({', '.join(sorted(_SUFFIXES))}), and a folder is a "
             "class: fill it, or remove it"
         )
-    if evaluation:
-        held_paths, held_labels, held_classes = _files(root / evaluation)
-        if held_classes != classes:
-            raise DataError(f"{root / evaluation} has the classes {held_classes}, {root / train} has {classes}")
-    else:
-        places = np.concatenate([np.arange(np.sum(labels == label)) for label in range(len(classes))])
-        held = places % held_out == held_out - 1
-        held_paths, held_labels = [p for p, h in zip(paths, held, strict=True) if h], labels[held]
-        paths, labels = [p for p, h in zip(paths, held, strict=True) if not h], labels[~held]
 
     def source(paths: Sequence[pathlib.Path], labels: Any) -> Images | None:
         return Images(paths, labels, (height, width), channels, skip_bad) if paths else None
 
-    found = source(paths, labels)
+    def of_folder(name: str) -> Images | None:
+        paths, labels, its_classes = _files(root / name)
+        if its_classes != classes:
+            raise DataError(f"{root / name} has the classes {its_classes}, {root / train} has {classes}")
+        return source(paths, labels)
+
+    if evaluation:
+        found, evaluated = source(paths, labels), of_folder(evaluation)
+    else:
+        places = np.concatenate([np.arange(np.sum(labels == label)) for label in range(len(classes))])
+        held = places % held_out == held_out - 1
+        found, evaluated = (source([paths[i] for i in np.flatnonzero(part)], labels[part]) for part in (~held, held))
     if found is None:
         raise DataError(f"{root / train} has no image to train on")
-    augment = _augmentation(shift) if shift else None
-    return Dataset(found, source(held_paths, held_labels), len(classes), augment=augment, class_names=classes)
+    return Dataset(
+        found,
+        evaluated,
+        len(classes),
+        of_folder(validation) if validation else None,
+        _augmentation(shift) if shift else None,
+        class_names=classes,
+    )
 
 
 @functools.cache

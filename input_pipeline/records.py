@@ -185,6 +185,7 @@ def load(
     label: str,
     train: str = "train*",
     evaluation: str = "test*",
+    validation: str = "val*",
     classes: int | None = None,
     skip_bad: int = 0,
 ) -> Dataset:
@@ -195,7 +196,8 @@ def load(
       features: name -> (dtype, shape), such as {'image': ('uint8', (28, 28, 1)), 'label': ('int32', ())}; an image that
         is JPEG or PNG in the record has the dtype 'image', and is cut and resized to the shape.
       label: name of the feature that is y.
-      train, evaluation: globs in data_dir; no file need match the latter.
+      train, evaluation, validation: globs in data_dir; no file need match the latter two. Where none is to evaluate on,
+        what is to validate on is.
       classes: number of classes, where labels are integers.
       skip_bad: how many damaged records of each may be left out.
 
@@ -203,16 +205,17 @@ def load(
       DataError: no files, or damaged records.
     """
     root = pathlib.Path(data_dir).expanduser()
-    paths = {g: [root / p for p in sorted(glob.glob(g, root_dir=root, recursive=True))] for g in (train, evaluation)}
-    if not paths[train]:
+    globs = (train, evaluation, validation)
+    paths = [[root / p for p in sorted(glob.glob(g, root_dir=root, recursive=True))] for g in globs]
+    if not paths[0]:
         raise DataError(f"no files match {train!r} in {root} (the working directory is {pathlib.Path.cwd()})")
     if label not in features:
         raise DataError(f"label {label!r} is not among the features {', '.join(features)}")
-    sources = [
-        Examples(_opened(paths[g], skip_bad), features, label) if paths[g] else None for g in (train, evaluation)
-    ]
-    assert sources[0]
-    return Dataset(sources[0], sources[1], classes)
+    found, evaluated, validated = (
+        Examples(_opened(each, skip_bad), features, label) if each else None for each in paths
+    )
+    assert found is not None
+    return Dataset(found, validated if evaluated is None else evaluated, classes, validated)
 
 
 def _opened(paths: list[pathlib.Path], skip_bad: int) -> Any:

@@ -29,14 +29,20 @@ class Columns:
 
 
 def load(
-    name: str, data_dir: str = "", train: str = "train", evaluation: str = "test", x: str = "", y: str = ""
+    name: str,
+    data_dir: str = "",
+    train: str = "train",
+    evaluation: str = "test",
+    validation: str = "",
+    x: str = "",
+    y: str = "",
 ) -> Dataset:
     """A dataset that is there in a format of random access, or is downloaded and prepared in one.
 
     Args:
       name: such as 'mnist' or 'imagenet2012:5.1.0'.
       data_dir: where prepared datasets lie; TFDS's own default if it is empty.
-      train, evaluation: splits; '' leaves the latter out.
+      train, evaluation, validation: splits; '' leaves one of the latter two out.
       x, y: features; by default those that the dataset calls supervised.
 
     Raises:
@@ -50,14 +56,14 @@ def load(
     try:
         builder = tfds.builder(name, file_format="array_record", **options)
         builder.download_and_prepare()
-        sources = [builder.as_data_source(split) if split else None for split in (train, evaluation)]
+        sources = [builder.as_data_source(split) if split else None for split in (train, evaluation, validation)]
     except (tfds.core.DatasetNotFoundError, ValueError, KeyError, NotImplementedError, OSError) as error:
         raise DataError(f"TensorFlow Datasets can't give {name!r}: {error}") from None
     x, y = _features(builder.info, x, y)
     columns = [Columns(rows, x, y) if rows is not None else None for rows in sources]
     assert columns[0] is not None
     classes, names = (getattr(builder.info.features[y], fact, None) for fact in ("num_classes", "names"))
-    return Dataset(columns[0], columns[1], classes, class_names=names)
+    return Dataset(columns[0], columns[1], classes, columns[2], class_names=names)
 
 
 def _features(info: Any, x: str, y: str) -> tuple[str, str]:

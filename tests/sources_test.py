@@ -811,7 +811,7 @@ class LittleDigits(tfds.core.GeneratorBasedBuilder):
         return tfds.core.DatasetInfo(builder=self, features=described, supervised_keys=("image", "label"))
 
     def _split_generators(self, manager):
-        return {"train": self._generate_examples(400), "test": self._generate_examples(50)}
+        return {part: self._generate_examples(n) for part, n in (("train", 400), ("dev", 30), ("test", 50))}
 
     def _generate_examples(self, n):
         x, y = digits.load().train.arrays
@@ -823,7 +823,9 @@ tfds_load = __import__("input_pipeline.tfds", fromlist=["load"]).load
 
 
 def load(data_dir):
-    return tfds_load("little_digits", data_dir)
+    found = tfds_load("little_digits", data_dir, validation="dev")
+    assert len(found.validation) == 30
+    return found
 """
 
 
@@ -832,10 +834,54 @@ def test_tfds_by_name(tmp_path):
     (tmp_path / "little.py").write_text(TFDS)
     flags = ("--backend=jax", f"--data_dir={tmp_path / 'tfds'}", "--steps=20", f"--run_dir={tmp_path / 'run'}")
     out = trainer("--dataset=little:load", *flags, cwd=tmp_path).stdout
-    assert "400 examples to train on, 50 to test on" in out
+    assert "400 examples to train on, 30 to validate on, 50 to test on" in out
     flags = (*flags[:-1], f"--run_dir={tmp_path / 'other'}")
     wrong = trainer("--dataset=tfds(name='no_such_set')", *flags, code=2, cwd=tmp_path)
     assert "TensorFlow Datasets can't give 'no_such_set'" in wrong.stderr
+
+
+def three_parts_of_arrays(root):
+    parts = {"train": slice(800), "val": slice(800, 1000), "test": slice(1000, None)}
+    np.savez(root / "all.npz", **{f"{n}_{part}": a[s] for part, s in parts.items() for n, a in (("x", X), ("y", Y))})
+    np.savez(root / "two.npz", x_train=X, y_train=Y, x_validation=X[:7], y_validation=Y[:7])
+    np.savez(root / "wrong.npz", x_train=X, y_train=Y, x_dev=X)
+    with pytest.raises(DataError, match="holds x_dev, which is not looked at"):
+        arrays.load(str(root / "wrong.npz"))
+    return arrays.load(str(root / "all.npz")), arrays.load(str(root / "two.npz")), (800, 200, len(X) - 1000), 7
+
+
+def three_parts_of_folders(root):
+    image = Image.fromarray(X[0, ..., 0])
+    for part, count in (("train", 8), ("valid", 3), ("test", 2)):
+        for name in ("a", "b"):
+            (root / part / name).mkdir(parents=True)
+            for i in range(count):
+                image.save(root / part / name / f"{i}.png")
+    three = images.load(str(root))
+    (root / "test").rename(root / ".test")
+    return three, images.load(str(root)), (16, 6, 4), 6
+
+
+def three_parts_of_records(root):
+    """Named as ImageNet's."""
+    import tensorflow as tf
+
+    for part, count in (("train-00000-of-00001", 8), ("validation-00000-of-00001", 3), ("test-00000-of-00001", 2)):
+        with tf.io.TFRecordWriter(str(root / part)) as writer:
+            for label in range(count):
+                feature = {"label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))}
+                writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    features = {"label": ("int32", ())}
+    three = records.load(str(root), features, "label")
+    (root / "test-00000-of-00001").unlink()
+    return three, records.load(str(root), features, "label"), (8, 3, 2), 3
+
+
+@pytest.mark.parametrize("parts", [three_parts_of_arrays, three_parts_of_folders, three_parts_of_records])
+def test_what_is_to_validate_on_is_no_test(parts, tmp_path):
+    three, two, lengths, held = parts(tmp_path)
+    assert (len(three.train), len(three.validation), len(three.evaluation)) == lengths
+    assert len(two.evaluation) == held and two.validation in (None, two.evaluation)
 
 
 def test_a_validation_of_its_own(tmp_path, monkeypatch):
