@@ -12,6 +12,7 @@ from input_pipeline.dataset import Dataset
 from input_pipeline.source import Arrays, DataError
 
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
+_PARTS = ("train", "test", "val")  # with which the names of files begin, where all do
 
 
 def load(
@@ -27,9 +28,10 @@ def load(
     Args:
       data_dir: directory of the files, .csv, .csv.gz or .parquet, or one of them.
       label: the column that is y: integers or words are classes; floats a number to predict.
-      files: a glob in data_dir.
+      files: a glob in data_dir. Where all are called train, test, val or validation, and so on, each is what its name
+        says; without test, what is to validate on is to evaluate on.
       columns: those that are x; all others by default.
-      held_out: share of the rows to evaluate on, chosen by their place alone.
+      held_out: share of the rows to evaluate on, chosen by their place alone, where no file is.
       words: columns whose numbers are names, such as those of houses, where they are written among words.
 
     Returns:
@@ -47,6 +49,11 @@ def load(
     paths = [path for path in found if path.name.endswith(_SUFFIXES)]
     if not paths:
         raise DataError(f"no files ({', '.join(_SUFFIXES)}) match {files!r} in {root}")
+    if len(paths) > 1 and all(path.name.startswith(_PARTS) for path in paths):
+        paths.sort(key=lambda path: next(i for i, part in enumerate(_PARTS) if path.name.startswith(part)))
+        parts = [sum(path.name.startswith(part) for path in paths) for part in _PARTS]  # files of each
+    else:
+        parts = [len(paths), 0, 0]
     try:
         tables = [(parquet.read_table if p.suffix == ".parquet" else csv.read_csv)(p) for p in paths]
         rows = concat_tables(tables, promote_options="permissive")  # one file's integers are another's floats
@@ -65,9 +72,17 @@ def load(
         raise DataError(f"column {label!r} has integers up to {classes - 1}, which are no classes: make them floats")
     x = np.column_stack([_column(rows, name, words)[0] for name in features]).astype(np.float32)
     y = y.astype(np.float32)[:, None] if classes is None else y.astype(np.int32)
-    kept, held = order.split(len(y), held_out)
-    evaluation = Arrays(x[held], y[held]) if len(held) else None
-    return Dataset(Arrays(x[kept], y[kept]), evaluation, classes, class_names=names)
+    if not parts[0] or not any(parts[1:]):
+        kept, held = order.split(len(y), held_out)
+        evaluation = Arrays(x[held], y[held]) if len(held) else None
+        return Dataset(Arrays(x[kept], y[kept]), evaluation, classes, class_names=names)
+    ends = np.cumsum([0, *map(len, tables)])[np.cumsum(parts)]
+    train, test, validation = (
+        Arrays(*some) if count else None
+        for some, count in zip(zip(np.split(x, ends[:-1]), np.split(y, ends[:-1]), strict=True), parts, strict=True)
+    )
+    assert train is not None
+    return Dataset(train, validation if test is None else test, classes, validation, class_names=names)
 
 
 def _column(rows: Any, name: str, names: tuple[str, ...]) -> tuple[npt.NDArray[Any], int | None, list[str] | None]:

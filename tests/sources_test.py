@@ -877,7 +877,32 @@ def three_parts_of_records(root):
     return three, records.load(str(root), features, "label"), (8, 3, 2), 3
 
 
-@pytest.mark.parametrize("parts", [three_parts_of_arrays, three_parts_of_folders, three_parts_of_records])
+def three_parts_of_tables(root):
+    """Some words are in one of them alone."""
+    pytest.importorskip("pyarrow")
+    for part, rows in (
+        ("train-1", "1,a\n2,b\n"),
+        ("train-2", "3,a\n"),
+        ("validation", "4,c\n5,a\n"),
+        ("test", "6,b\n"),
+    ):
+        (root / f"{part}.csv").write_text(f"x,y\n{rows}")
+    three = table.load(str(root), label="y")
+    assert [source.arrays[0].ravel().tolist() for source in (three.train, three.validation, three.evaluation)] == [
+        *([1, 2, 3], [4, 5], [6]),
+    ]
+    assert three.classes == 3 and three.validation.arrays[1].tolist() == [2, 0]
+    (root / "test.csv").unlink()
+    two = table.load(str(root), label="y")
+    (root / "test.csv").write_text("x\n1\n")  # what is to be predicted
+    with pytest.raises(DataError, match="'y' has no value in row 3"):
+        table.load(str(root), label="y")
+    return three, two, (3, 2, 1), 2
+
+
+@pytest.mark.parametrize(
+    "parts", [three_parts_of_arrays, three_parts_of_folders, three_parts_of_records, three_parts_of_tables]
+)
 def test_what_is_to_validate_on_is_no_test(parts, tmp_path):
     three, two, lengths, held = parts(tmp_path)
     assert (len(three.train), len(three.validation), len(three.evaluation)) == lengths
