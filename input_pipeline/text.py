@@ -34,6 +34,8 @@ class Windows:
 def load(
     data_dir: str = "",
     files: str = "**/*.py",
+    evaluation: str = "",
+    validation: str = "",
     context: int = 128,
     held_out: int = 20,
     evaluation_examples: int = 512,
@@ -46,9 +48,11 @@ def load(
     Args:
       data_dir: directory that `files` are looked for in, or a file; the standard library's if it is empty.
       files: a glob; ** takes directories of any depth.
+      evaluation, validation: globs of other files, to evaluate and to validate on; where the first is given, none of
+        `files` is held out.
       context: tokens of an example.
       held_out: one file in so many is held out, or one token of a single file.
-      evaluation_examples: number of windows taken from what is held out, spread over it.
+      evaluation_examples: number of windows taken from what is evaluated, spread over it.
       tokenizer: file of a SentencePiece model, or directory of a KerasHub preset; without one, tokens are bytes.
 
     Returns:
@@ -58,23 +62,39 @@ def load(
       DataError: no files, or too short ones.
     """
     root = pathlib.Path(data_dir or sysconfig.get_path("stdlib")).expanduser()
-    paths = [root] if root.is_file() else [root / p for p in _matching(files, root) if (root / p).is_file()]
-    if not paths:
-        raise DataError(f"no files match {files!r} in {root}: name yours, such as text(files='**/*.txt')")
-    every, made = max(2, held_out), tokens.made_by(tokenizer)
-    if len(paths) == 1:
+    made, every = tokens.made_by(tokenizer), max(2, held_out)
+
+    def paths_of(files: str) -> list[pathlib.Path]:
+        paths = [root] if root.is_file() else [root / p for p in _matching(files, root) if (root / p).is_file()]
+        if not paths:
+            raise DataError(f"no files match {files!r} in {root}: name yours, such as text(files='**/*.txt')")
+        return paths
+
+    def windows(text: npt.NDArray[np.integer], what: str) -> Windows:
+        if len(text) <= context:
+            raise DataError(f"what is {what} of {paths[0]} and so on has fewer tokens than context={context}")
+        return Windows(text, context)
+
+    def spread(text: npt.NDArray[np.integer]) -> Source:
+        found = windows(text, "held out")
+        return Subset(found, np.unique(np.linspace(0, len(found) - 1, evaluation_examples).astype(np.int64)))
+
+    paths = paths_of(files)
+    if evaluation:
+        train, held = made.encode(paths), made.encode(paths_of(evaluation))
+    elif len(paths) == 1:
         whole = made.encode(paths)
-        train, evaluation = np.split(whole, [max(0, len(whole) - max(context + 1, len(whole) // every))])
+        train, held = np.split(whole, [max(0, len(whole) - max(context + 1, len(whole) // every))])
     else:
         train = made.encode([p for i, p in enumerate(paths) if i % every])
-        evaluation = made.encode(paths[::every])
-    for part, text in (("trained on", train), ("held out", evaluation)):
-        if len(text) <= context:
-            raise DataError(f"what is {part} of {paths[0]} and so on has fewer tokens than context={context}")
-    windows = Windows(evaluation, context)
-    ids = np.unique(np.linspace(0, len(windows) - 1, evaluation_examples).astype(np.int64))
-    held: Source = Subset(windows, ids)
-    return Dataset(Windows(train, context), held, made.classes, decode=made.decode)
+        held = made.encode(paths[::every])
+    return Dataset(
+        windows(train, "trained on"),
+        spread(held),
+        made.classes,
+        spread(made.encode(paths_of(validation))) if validation else None,
+        decode=made.decode,
+    )
 
 
 def _matching(files: str, root: pathlib.Path) -> list[str]:

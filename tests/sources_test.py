@@ -900,9 +900,22 @@ def three_parts_of_tables(root):
     return three, two, (3, 2, 1), 2
 
 
-@pytest.mark.parametrize(
-    "parts", [three_parts_of_arrays, three_parts_of_folders, three_parts_of_records, three_parts_of_tables]
+def three_parts_of_texts(root):
+    for part, length in (("train", 100), ("valid", 30), ("test", 50)):
+        (root / f"wiki.{part}.tokens").write_bytes(b"ab" * (length // 2))
+    names = {"files": "*.train.*", "evaluation": "*.test.*", "validation": "*.valid.*"}
+    three = text.load(str(root), context=9, **names)
+    del names["validation"]
+    return three, text.load(str(root), context=9, **names | {"evaluation": "*.valid.*"}), (11, 3, 5), 3
+
+
+THREE_PARTS = (
+    *(three_parts_of_arrays, three_parts_of_folders, three_parts_of_records, three_parts_of_tables),
+    three_parts_of_texts,
 )
+
+
+@pytest.mark.parametrize("parts", THREE_PARTS)
 def test_what_is_to_validate_on_is_no_test(parts, tmp_path):
     three, two, lengths, held = parts(tmp_path)
     assert (len(three.train), len(three.validation), len(three.evaluation)) == lengths
