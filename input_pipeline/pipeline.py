@@ -9,7 +9,6 @@ resumes at, and a long block makes few large reads where single steps would make
 import dataclasses
 import math
 import operator
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -98,8 +97,6 @@ class Pipeline:
 
     def blocks(self, first_block: int = 0) -> Iterator[Batch]:
         """The elements as numpy arrays, read without TensorFlow, for JAX, whose integers have 32 bits."""
-        if tensorflow := sys.modules.get("tensorflow"):  # a dataset's own: accelerators are not for it
-            tensorflow.config.set_visible_devices([], "GPU")
         most = self.prefetch * len(self.shares)
         return ahead.in_order(self.narrow_element, self.indices(first_block), most, self.threads)
 

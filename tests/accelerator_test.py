@@ -108,3 +108,24 @@ def test_accelerators_ways_on_a_cpu():
     arguments = [sys.executable, "-c", COPY]
     out = subprocess.run(arguments, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
     assert not out.returncode, out.stderr
+
+
+A_DATASET_S_TENSORFLOW = """
+from trainer import backend
+
+backend.prepare("jax", False)
+import tensorflow as tf  # as a dataset's module does, before it makes a tf.data.Dataset
+from tensorflow.python.eager import context
+
+own = context.context()
+assert own._physical_devices is not None, "it was not told which it may see"
+assert own._context_handle is None, "what it computes comes first, and then it can't be told any more"
+assert not tf.config.get_visible_devices("GPU") and list(tf.data.Dataset.range(2).as_numpy_iterator()) == [0, 1]
+"""
+
+
+def test_a_dataset_s_tensorflow_takes_no_gpu_beside_jax():
+    """Told before it can compute: a GPU that it has seen, it has taken."""
+    command = [sys.executable, "-c", A_DATASET_S_TENSORFLOW]
+    ran = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr

@@ -115,6 +115,8 @@ def prepare(backend: str, exact: bool = False) -> None:
     if not gpus.visible(os.environ):  # else, of an installed CUDA, JAX shows why it finds no driver: a traceback
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     later.put_off()
+    if backend == "jax":  # a dataset's TensorFlow would take what memory of the GPUs JAX has left
+        later.when_imported("tensorflow", lambda tensorflow: tensorflow.config.set_visible_devices([], "GPU"))
     if exact:
         os.environ |= deterministic()
     if not _verbose():
