@@ -27,6 +27,7 @@ import time
 from collections.abc import Sequence
 from typing import IO
 
+from launch import told
 from launch.autopsy import Standstill, kills_for_memory, lack_of_memory
 from trainer import console, gpus, host_memory
 from trainer.cluster import Cluster
@@ -57,15 +58,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="-- and the flags of python -m trainer")
     arguments = parser.parse_args(argv)
     flags = arguments.flags[1:] if arguments.flags[:1] == ["--"] else arguments.flags
-    try:  # once, before each process would say it
-        config = config_of(flags)
-    except UserError as error:
-        print(f"onecurve: {error}", file=sys.stderr)
-        return error.exit_code
+    config = config_of(flags)  # a mistake in them is told once, before each process would
     sizes = _sizes(parser, arguments, config.replicas)
     run, _ = split(config.directory())  # evaluate takes a checkpoint
     logs = pathlib.Path(arguments.logs or run / "logs")
-    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError("logs", logs, f"can't be made: {error}", "give it, or --run_dir, another place") from None
     signals = _Signals()
     size, restarts = 0, 0  # size: place in `sizes`
     standstill, starved = Standstill(run / "checkpoints"), 0
@@ -244,4 +244,4 @@ def free_ports(count: int) -> list[int]:
 
 if __name__ == "__main__":
     console.make_lossy()
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(told(main, sys.argv[1:]))

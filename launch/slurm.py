@@ -14,8 +14,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from launch import told
 from trainer.command_line import config_of
-from trainer.errors import UserError
 
 SCRIPT = """\
 #!/bin/bash
@@ -78,11 +78,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="-- and the flags of python -m trainer")
     arguments = parser.parse_args(argv)
     flags = arguments.flags[1:] if arguments.flags[:1] == ["--"] else arguments.flags
-    try:  # before a job that can't run has waited for its turn
-        config_of(flags)
-    except UserError as error:
-        print(f"onecurve: {error}", file=sys.stderr)
-        return error.exit_code
+    config_of(flags)  # a mistake in them is told before a job that can't run has waited for its turn
     script = render(arguments, flags, ["python", "-m", "launch.slurm", *argv])
     if arguments.dry_run:
         print(script, end="")
@@ -122,4 +118,4 @@ def _positive(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(told(main, sys.argv[1:]))

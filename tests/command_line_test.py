@@ -50,6 +50,8 @@ def test_the_launcher_reads_the_flags_as_the_trainer_does(tmp_path):
     out = finished(launch(f"--flagfile={flags}", "--steps=four"), code=2)
     assert out.count("onecurve: ") == 1 and "--steps=four" in out
     assert not run.exists()
+    out = finished(launch(f"--flagfile={flags}", "--run_dir=/proc/none"), code=2)
+    assert "--logs=/proc/none/logs: can't be made" in out and "Traceback" not in out
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "device_mesh"])

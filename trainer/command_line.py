@@ -103,7 +103,7 @@ def _recorded_flags() -> list[str]:
     if not flags.FLAGS.run_dir or not known.exists():
         raise UserError("run_dir", flags.FLAGS.run_dir, "holds no run (no run.flags)", "give the directory of a run")
     elsewhere = any(flags.FLAGS[name].present for name in WHERE)
-    lines = os.fsdecode(known.read_bytes()).splitlines()
+    lines = list(filter(None, os.fsdecode(known.read_bytes()).split("\n")))
     for line in lines:
         if not line.startswith("--"):
             fix = "put back a copy, or start the run once more with its flags"
