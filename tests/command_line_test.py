@@ -1,10 +1,12 @@
 """The command line in the forms that people give it, in their locales, and to the launcher."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 
-from tests.running import finished, launch, summary, trainer
+from tests.running import REPOSITORY, environment, finished, launch, summary, trainer
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 MIXTURE = """mixture(parts={
@@ -71,3 +73,14 @@ def test_a_package_that_computes_when_it_is_imported_is_so_after_the_devices_are
         "--run_dir=two",
         cwd=tmp_path,
     )
+
+
+def test_a_job_that_can_t_run_is_not_submitted():
+    command = [sys.executable, "-m", "launch.slurm", "--dry_run", "--", "--strategy=device_mesh"]
+
+    def ran(flag):
+        return subprocess.run([*command, flag], cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
+
+    assert ran("--steps=4").stdout.startswith("#!/bin/bash")
+    wrong = ran("--steps=four")
+    assert wrong.returncode == 2 and "--steps=four" in wrong.stderr and not wrong.stdout
