@@ -185,7 +185,7 @@ def load(
     label: str,
     train: str = "train*",
     evaluation: str = "test*",
-    validation: str = "val*",
+    validation: str = "val[-._i]*",
     classes: int | None = None,
     skip_bad: int = 0,
 ) -> Dataset:

@@ -53,7 +53,7 @@ def _kept(parser: argparse.ArgumentParser, run: argparse.Namespace) -> list[str]
     """The run's flags, with a directory that outlives its pods."""
     flags: list[str] = run.flags[1:] if run.flags[:1] == ["--"] else run.flags
     given = re.findall(r"(?:^|\n)--?run_dir[=\n]([^\n]*)", "\n".join(flags))
-    if given and not given[-1].startswith("/runs/"):
+    if given and not f"{given[-1]}/".startswith("/runs/"):
         parser.error(
             f"--run_dir={given[-1]} would be gone with its pod: give one under /runs, where --claim is mounted"
         )
