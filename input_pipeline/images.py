@@ -96,10 +96,10 @@ def load(
     channels: int = 3,
     train: str = "",
     evaluation: str = "",
-    validation: str = "",
     held_out: int = 10,
     shift: int = 0,
     skip_bad: int = 0,
+    validation: str = "",
 ) -> Dataset:
     """data_dir/cat/1.jpg, data_dir/dog/2.png ...; or data_dir/train/cat/..., data_dir/test/cat/... .
 

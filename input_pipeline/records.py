@@ -185,9 +185,9 @@ def load(
     label: str,
     train: str = "train*",
     evaluation: str = "test*",
-    validation: str = "val[-._i]*",
     classes: int | None = None,
     skip_bad: int = 0,
+    validation: str = "val[-._i]*",
 ) -> Dataset:
     """Examples of TFRecord files, each scanned once, with an index kept beside it; or of ArrayRecord files.
 

@@ -34,12 +34,12 @@ class Windows:
 def load(
     data_dir: str = "",
     files: str = "**/*.py",
-    evaluation: str = "",
-    validation: str = "",
     context: int = 128,
     held_out: int = 20,
     evaluation_examples: int = 512,
     tokenizer: str = "",
+    evaluation: str = "",
+    validation: str = "",
 ) -> Dataset:
     """Every `held_out`-th file is for evaluation, of a single file so small a part of its tokens, the last.
 
@@ -48,12 +48,12 @@ def load(
     Args:
       data_dir: directory that `files` are looked for in, or a file; the standard library's if it is empty.
       files: a glob; ** takes directories of any depth.
-      evaluation, validation: globs of other files, to evaluate and to validate on; where the first is given, none of
-        `files` is held out.
       context: tokens of an example.
       held_out: one file in so many is held out, or one token of a single file.
       evaluation_examples: number of windows taken from what is evaluated, spread over it.
       tokenizer: file of a SentencePiece model, or directory of a KerasHub preset; without one, tokens are bytes.
+      evaluation, validation: globs of other files, to evaluate and to validate on; where the first is given, none of
+        `files` is held out.
 
     Returns:
       x and y int32 (context,); 256 classes, or as many as the tokenizer has.

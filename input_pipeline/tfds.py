@@ -33,9 +33,9 @@ def load(
     data_dir: str = "",
     train: str = "train",
     evaluation: str = "test",
-    validation: str = "",
     x: str = "",
     y: str = "",
+    validation: str = "",
 ) -> Dataset:
     """A dataset that is there in a format of random access, or is downloaded and prepared in one.
 
