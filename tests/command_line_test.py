@@ -1,5 +1,6 @@
 """The command line in the forms that people give it, in their locales, and to the launcher."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from tests.running import REPOSITORY, environment, finished, launch, summary, trainer
+from trainer.command_line import VERBS
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 MIXTURE = """mixture(parts={
@@ -54,6 +56,12 @@ def test_the_launcher_reads_the_flags_as_the_trainer_does(tmp_path):
     assert not run.exists()
     out = finished(launch(f"--flagfile={flags}", "--run_dir=/proc/none"), code=2)
     assert "--logs=/proc/none/logs: can't be made" in out and "Traceback" not in out
+
+
+def test_help_lists_the_verbs(tmp_path):
+    told = trainer("--help", code=1, cwd=tmp_path).stdout
+    for verb in VERBS:
+        assert re.search(rf"^ *{verb}\b|^ *\w[^:]*, {verb}\b", told, re.MULTILINE), verb
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "device_mesh"])

@@ -1,4 +1,14 @@
-"""python -m trainer [verb] --flags: verb and flags -> Config -> backend -> the verb's run(config)."""
+"""python -m trainer [verb] --flag=value ...: verb and flags -> Config -> backend -> the verb's run(config).
+
+train: a run, or what is left of it; where no verb is named
+evaluate RUN, export RUN: its metrics on the test; a SavedModel and a .keras file
+checkpoints RUN, audit RUN, report RUN: what was saved, which examples were used, all of it on a page
+diff RUN RUN: the first step at which two part, and what differed first
+explain: what a run would hold, move and compute on each device
+probe, verify, drill: what in a model could break the one curve; whether it does; whether it survives faults
+doctor: who this process takes itself for, and whether its surroundings are in order
+input: how fast the data come, beside what this machine can do
+"""
 
 import contextlib
 import dataclasses

@@ -81,7 +81,9 @@ def parse(argv: Sequence[str]) -> list[str]:
         words = flags.FLAGS(list(argv))
         verb, *others = words[1:] or ["train"]
         if verb not in VERBS:
-            raise UserError("verb", verb, "there is no such verb", f"one of {', '.join(VERBS)}")
+            raise UserError(
+                "verb", verb, "there is no such verb", f"one of {', '.join(VERBS)}; --help has what each does"
+            )
         if verb in ON_A_RUN:
             given = list(argv[1:])
             if others and not flags.FLAGS["run_dir"].present:  # report RUN
