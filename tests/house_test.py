@@ -16,6 +16,7 @@ FLOORS = {
     "trainer.cluster": 0,
     "trainer.gpus": 0,
     "trainer.slurm": 0,
+    "trainer.mpi": 0,
     "trainer.config": 0,
     "trainer.command_line": 0,
     "trainer.console": 0,

@@ -12,6 +12,7 @@ from tests.conftest import need
 from tests.running import REPOSITORY, environment, start, summary, trainer
 from trainer.cluster import resolve
 
+MAKES = {"mpirun.openmpi": "openmpi-bin", "mpirun.mpich": "mpich"}
 FLAGS = ("--strategy=device_mesh", "--replicas=2", "--steps=30")
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
@@ -21,9 +22,10 @@ def python() -> str:
     return os.path.dirname(sys.executable)
 
 
-def test_runs_of_mpirun_that_share_a_host(tmp_path):
-    need(shutil.which("mpirun"), "no Open MPI here; on Debian: apt-get install openmpi-bin")
-    command = ["mpirun", "-np", "2", sys.executable, "-m", "trainer", *FLAGS]
+@pytest.mark.parametrize(("mpirun", "package"), MAKES.items())
+def test_runs_of_mpirun_that_share_a_host(mpirun, package, tmp_path):
+    need(shutil.which(mpirun), f"no {mpirun} here; on Debian: apt-get install {package}")
+    command = [mpirun, "-np", "2", sys.executable, "-m", "trainer", *FLAGS]
     pipe = subprocess.PIPE
     runs = [tmp_path / name for name in ("first", "second")]
     started = [
@@ -40,12 +42,16 @@ def test_runs_of_mpirun_that_share_a_host(tmp_path):
 
 def test_mpirun_over_several_hosts_as_the_docs_have_it(tmp_path):
     """Of two names of this host, for no other is here."""
-    need(shutil.which("mpirun"), "no Open MPI here; on Debian: apt-get install openmpi-bin")
+    need(shutil.which("mpirun.openmpi"), "no Open MPI here; on Debian: apt-get install openmpi-bin")
     text = (REPOSITORY / "docs" / "clusters.md").read_text()
     found = re.search(r"```bash\n(# mpi\.sh.*?)```", text, re.DOTALL)
     assert found
     (tmp_path / "hosts").write_text("127.0.0.2\n127.0.0.2\n")
-    script = found[1].replace("--strategy=device_mesh", f"{' '.join(FLAGS)} --run_dir={tmp_path / 'run'}")
+    script = (
+        found[1]
+        .replace("mpirun ", "mpirun.openmpi ")
+        .replace("--strategy=device_mesh", f"{' '.join(FLAGS)} --run_dir={tmp_path / 'run'}")
+    )
     extra = ROOT | {"PBS_NODEFILE": str(tmp_path / "hosts"), "PATH": f"{python()}:{os.environ['PATH']}"}
     ran = subprocess.run(
         ["bash", "-euc", script], cwd=REPOSITORY, env=environment(**extra), capture_output=True, text=True, timeout=120

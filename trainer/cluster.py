@@ -7,7 +7,7 @@ Asked in this order, and the first that speaks is believed:
   4. Kubeflow: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID (a JAXJob's without JAX_)
   5. GKE's slices of TPUs: TPU_WORKER_HOSTNAMES, TPU_WORKER_ID; and SkyPilot's SKYPILOT_NODE_IPS, SKYPILOT_NODE_RANK
   6. Slurm, in a step that srun started
-  7. Open MPI, on one host
+  7. mpirun, of Open MPI, MPICH or Intel MPI, on one host
 What is wrong with the one that speaks is said rather than passed over.
 """
 
@@ -16,10 +16,9 @@ import json
 import os
 import pathlib
 import socket
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 
-from trainer import slurm
+from trainer import mpi, slurm
 from trainer.connection import resolved
 from trainer.errors import UserError
 
@@ -109,7 +108,7 @@ def resolve(flag: str = "", environment: Mapping[str, str] = os.environ) -> Clus
     """
     if flag:
         return _from_flag(flag)
-    for source in (_from_tf_config, _from_processes, _from_kubeflow, _from_hosts, _from_slurm, _from_open_mpi):
+    for source in (_from_tf_config, _from_processes, _from_kubeflow, _from_hosts, _from_slurm, _from_mpi):
         cluster = source(environment)
         if cluster is not None:
             return cluster
@@ -235,16 +234,8 @@ def _from_slurm(environment: Mapping[str, str]) -> Cluster | None:
     return Cluster(tuple(found[0]), found[1], "Slurm") if found else None
 
 
-def _from_open_mpi(environment: Mapping[str, str]) -> Cluster | None:
-    if "OMPI_COMM_WORLD_SIZE" not in environment or environment["OMPI_COMM_WORLD_SIZE"] == "1":
+def _from_mpi(environment: Mapping[str, str]) -> Cluster | None:
+    if not (found := mpi.processes(environment)):
         return None
-    rank, size = int(environment["OMPI_COMM_WORLD_RANK"]), int(environment["OMPI_COMM_WORLD_SIZE"])
-    if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") != str(size):
-        raise UserError(
-            "OMPI_COMM_WORLD_SIZE",
-            size,
-            "Open MPI tells no process the hosts of the others",
-            "give each --cluster=$OMPI_COMM_WORLD_RANK@host:port,host:port (docs/clusters.md), or start them by srun",
-        )
-    start = zlib.crc32(environment.get("PMIX_NAMESPACE", "").encode())  # another for each mpirun
-    return Cluster(tuple(slurm.addresses(["127.0.0.1"] * size, start)), rank, "Open MPI")
+    make, size, rank, start = found
+    return Cluster(tuple(slurm.addresses(["127.0.0.1"] * size, start)), rank, make)
