@@ -794,3 +794,37 @@ def test_a_callback_stops_a_run_within_an_epoch(project):
     assert logged[-1]["accuracy"] > 0.8 >= logged[-2]["accuracy"] and logged[-1]["step"] < 32
     assert said["status"] == "stopped by a callback" and said["best"]["step"] == said["step"] == logged[-1]["step"]
     assert said["final"]["val_loss"] == said["best"]["val_loss"]
+
+
+RECORDER = """
+import json
+
+import keras
+
+
+class Recorder(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        with open("epochs.jsonl", "a") as file:
+            file.write(json.dumps({"epoch": epoch, **logs}) + "\\n")
+"""
+
+
+def test_what_callbacks_are_told_of_an_epoch_is_of_all_its_steps(tmp_path):
+    """However often a line of the log is due, and wherever the run was ended and made longer."""
+    (tmp_path / "recorder.py").write_text(RECORDER)
+    flags = ("--backend=jax", "--global_batch=479", "--callbacks=recorder:Recorder", "--evaluate_every=6")  # 3 an epoch
+    trainer(*flags, "--log_every=1", "--steps=12", "--run_dir=whole", cwd=tmp_path)
+    steps = curve(tmp_path / "whole")
+    whole = [json.loads(line) for line in (tmp_path / "epochs.jsonl").read_text().splitlines()]
+    assert [each["epoch"] for each in whole] == [0, 1, 2, 3]
+    for i, each in enumerate(whole):
+        assert each["loss"] == pytest.approx(np.mean(steps[3 * i : 3 * i + 3]), rel=1e-6)
+    assert "val_loss" not in whole[0] and whole[3]["val_loss"] != whole[2]["val_loss"] == whole[1]["val_loss"]
+    (tmp_path / "epochs.jsonl").unlink()
+    for end in (4, 5, 12):
+        trainer(*flags, "--log_every=2", f"--steps={end}", "--run_dir=parts", cwd=tmp_path)
+    parts = [json.loads(line) for line in (tmp_path / "epochs.jsonl").read_text().splitlines()]
+    assert [each["epoch"] for each in parts] == [0, 1, 2, 3]
+    for told, of_parts in zip(whole, parts, strict=True):
+        for name in ("loss", "accuracy"):
+            assert of_parts[name] == pytest.approx(told[name], rel=1e-6)

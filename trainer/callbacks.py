@@ -139,7 +139,7 @@ def create(specs: Sequence[str], program: Program, dataset: Dataset, clock: Cloc
     """The callbacks of --callbacks, by a name of keras.callbacks or a dotted path, bound to the model.
 
     Batch hooks are called at the ends of chunks of steps, where the host looks in anyway, with the
-    number of steps done; epoch hooks at the ends of epochs, with the newest 'val_' metrics.
+    number of steps done; epoch hooks at the ends of epochs, with the epoch's means and the newest 'val_' metrics.
 
     Args:
       specs: the flag's.

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from input_pipeline.pipeline import Pipeline
 from trainer.assembly import Assembly
 from trainer.ledger import Ledger
+from trainer.progress import Progress
 from trainer.sums import Totals
 
 _MOST = 100  # lines that wait
@@ -41,17 +42,14 @@ class Log:
       parts: of the run.
       pipeline: what the steps are fed by.
       ledger: of this start.
-      totals: of the steps before this start that no line has told.
-      ids: checksum of their examples.
+      progress: of the starts before: steps that no line has told, and the lines of the epoch.
       patient: whether lines may wait; not where the next steps depend on them.
     """
 
-    def __init__(
-        self, parts: Assembly, pipeline: Pipeline, ledger: Ledger, totals: Totals, ids: int, patient: bool
-    ) -> None:
+    def __init__(self, parts: Assembly, pipeline: Pipeline, ledger: Ledger, progress: Progress, patient: bool) -> None:
         self._parts, self._pipeline, self._ledger, self._patient = parts, pipeline, ledger, patient
-        self.totals = totals
-        self._ids_before, self._ids = ids, 0
+        self.totals, self.epoch = progress.totals, progress.epoch
+        self._ids_before, self._ids = progress.ids, 0
         self._stalls: list[float] = []
         self._waiting: list[Line] = []
 
@@ -97,10 +95,22 @@ class Log:
     def fetched(self, line: Line) -> Line:
         """A line with its totals on the host, and its metrics."""
         totals = line.totals.on_host()
-        results = functools.partial(self._parts.program.objective.results, totals)
-        return line._replace(
-            totals=totals, metrics=self._parts.strategy.aside(results) if any(totals.counted[:2]) else {}
-        )
+        return line._replace(totals=totals, metrics=self._metrics(totals))
+
+    def tell(self, line: Line) -> None:
+        """Notes that a line is told: it is one of the epoch's, where callbacks ask for these."""
+        if self._parts.config.callbacks:
+            self.epoch = line.totals if self.epoch is None else self.epoch.plus(line.totals)
+
+    def end_epoch(self) -> dict[str, float]:
+        """What the lines since the epoch began come to, as fit() tells callbacks; and begins the next."""
+        totals, self.epoch = self.epoch, None
+        return self._metrics(totals) if totals else {}
+
+    def _metrics(self, totals: Totals) -> dict[str, float]:
+        if not any(totals.counted[:2]):
+            return {}
+        return self._parts.strategy.aside(functools.partial(self._parts.program.objective.results, totals))
 
     def facts(self, line: Line) -> dict[str, Any]:
         """What metrics.jsonl says of a line beside its metrics; all processes call it together."""

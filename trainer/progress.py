@@ -20,6 +20,7 @@ class Progress(NamedTuple):
       guard: what the guard remembers.
       stopped: whether a callback has ended the run.
       owed: names of what was due at this step and is not done, for a signal broke it off.
+      epoch: sums of the lines of the log since the epoch began; None where no callback asks for them.
     """
 
     totals: Totals
@@ -28,12 +29,14 @@ class Progress(NamedTuple):
     guard: dict[str, Any] = {}
     stopped: bool = False
     owed: list[str] = []
+    epoch: Totals | None = None
 
 
 def pack(progress: Progress) -> dict[str, Any]:
     """As JSON."""
-    totals = [keras.ops.convert_to_numpy(part).tolist() for part in progress.totals]
-    return progress._asdict() | {"totals": totals}
+    found = {"totals": progress.totals, "epoch": progress.epoch}
+    as_lists = {k: v and [keras.ops.convert_to_numpy(part).tolist() for part in v] for k, v in found.items()}
+    return progress._asdict() | as_lists
 
 
 def unpack(packed: dict[str, Any], nothing: Totals, run_dir: pathlib.Path) -> tuple[Progress, str]:
@@ -51,9 +54,9 @@ def unpack(packed: dict[str, Any], nothing: Totals, run_dir: pathlib.Path) -> tu
       UserError: another version wrote it.
     """
     try:
-        amounts, counts = packed["totals"]
-        totals = Totals(np.array(amounts, np.float32), np.array(counts, np.int32))
-        progress = Progress(**(packed | {"totals": totals}))
+        totals = _totals(packed["totals"], np.float32)
+        epoch = packed.get("epoch") and _totals(packed["epoch"], np.float64)
+        progress = Progress(**(packed | {"totals": totals, "epoch": epoch}))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             "run_dir",
@@ -64,4 +67,9 @@ def unpack(packed: dict[str, Any], nothing: Totals, run_dir: pathlib.Path) -> tu
     if totals.amounts.shape == nothing.amounts.shape:
         return progress, ""
     reason = "the model's metrics are not those of the checkpoint: the next line of the log begins here"
-    return progress._replace(totals=nothing), reason
+    return progress._replace(totals=nothing, epoch=None), reason
+
+
+def _totals(packed: list[Any], dtype: type[np.floating]) -> Totals:
+    amounts, counts = packed
+    return Totals(np.array(amounts, dtype), np.array(counts, np.int32))

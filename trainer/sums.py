@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
 from keras import ops
 
 Tensor = Any  # of the backend
@@ -88,6 +89,12 @@ class Totals(NamedTuple):
     def on_host(self) -> "Totals":
         """The same as numpy's arrays."""
         return Totals(*map(ops.convert_to_numpy, self))
+
+    def plus(self, other: "Totals") -> "Totals":
+        """Of the steps of both, on the host, in float64."""
+        amounts = np.add(*(ops.convert_to_numpy(each.amounts) for each in (self, other)), dtype=np.float64)
+        steps, skipped, unhealthy = zip(self.counted, other.counted, strict=True)
+        return Totals(amounts, np.array(Counts(sum(steps), sum(skipped), min(unhealthy)), np.int32))
 
     @property
     def counted(self) -> Counts:

@@ -50,7 +50,7 @@ class Training:
         self._guard = Guard(config, parts.dataset.train, progress.guard)
         self.pipeline = dataclasses.replace(parts.pipeline(parts.dataset.train, shuffled=True), most=parts.steps)
         patient = not (config.callbacks or self._guard.steers or parts.program.scales_loss)
-        self._log = Log(parts, self.pipeline, ledger, progress.totals, progress.ids, patient)
+        self._log = Log(parts, self.pipeline, ledger, progress, patient)
         self.in_flight: Totals | None = None  # of the last chunk
         self._tracing = False
         self.told, self._pace = 0, 1  # told: what all have agreed to obey; pace: see the clock
@@ -141,7 +141,7 @@ class Training:
                 self._tell(line, evaluation)
                 self._log.begin()
             if "epoch" in due:
-                self._end_epoch(line.metrics)
+                self._end_epoch()
             self.stopped |= any(self.parts.peers.gather(bool(self.parts.program.model.stop_training)))
             self.owed = {"evaluate"}
             if self.stopped and not evaluation:  # it may have ended within an epoch
@@ -200,6 +200,7 @@ class Training:
 
     def _tell(self, line: Line, evaluation: Mapping[str, float] | None = None) -> None:
         metrics = {**line.metrics, **(evaluation or {})}
+        self._log.tell(line)
         self.reporting.log(line.step, metrics, self._log.facts(line), line.seconds)
         with self._ledger("callbacks"):
             self._callbacks.on_train_batch_end(line.step - 1, metrics)
@@ -208,10 +209,10 @@ class Training:
         self.utilization.measure(self.reporting, self._ledger)
         self.history.write(self.step)
 
-    def _end_epoch(self, metrics: dict[str, float]) -> None:
+    def _end_epoch(self) -> None:
         epoch = self.clock.epochs_ended(self.step)
         with self._ledger("callbacks"):
-            self._callbacks.on_epoch_end(epoch - 1, metrics | self._validation.metrics)
+            self._callbacks.on_epoch_end(epoch - 1, self._log.end_epoch() | self._validation.metrics)
             self._callbacks.on_epoch_begin(epoch)
 
     def save(self, evaluation: dict[str, float], due: bool = True) -> None:
@@ -225,7 +226,8 @@ class Training:
                 self._probe()
             memories = self._callbacks.memory(), self._guard.memory
             line = self._log.line(self.step)
-            progress = Progress(line.totals, self._log.checksum(line), *memories, self.stopped, sorted(self.owed))
+            ids, owed = self._log.checksum(line), sorted(self.owed)
+            progress = Progress(line.totals, ids, *memories, self.stopped, owed, self._log.epoch)
             began = self.clock.now()
             with self._ledger("last save" if self.ended else "save"):  # the last one holds no steps up
                 self.recovery.save(self.step, progress, evaluation, due, self.ended)
