@@ -18,7 +18,7 @@ import pathlib
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
-from trainer import mpi, slurm
+from trainer import mpi, ports, slurm
 from trainer.connection import resolved
 from trainer.errors import UserError
 
@@ -142,7 +142,7 @@ def _from_kubeflow(environment: Mapping[str, str]) -> Cluster | None:
         if not coordinator or not size:
             continue
         if ":" not in coordinator:
-            coordinator = f"{coordinator}:{environment.get(f'{prefix}COORDINATOR_PORT', slurm.PORT)}"
+            coordinator = f"{coordinator}:{environment.get(f'{prefix}COORDINATOR_PORT', ports.FIRST)}"
         if not size.isdigit() or not 0 < int(size) <= 2**16:
             raise UserError(f"{prefix}NUM_PROCESSES", size, "is no number of processes", "give 1 or more")
         # A pod of theirs is called by its number; the coordinator is number 0.
@@ -162,7 +162,7 @@ def _from_hosts(environment: Mapping[str, str]) -> Cluster | None:
         if len(hosts) > 1:
             if environment.get("MEGASCALE_NUM_SLICES", "1") != "1":
                 raise UserError(name, ",".join(hosts), "are those of one slice of several", "give --cluster, of all")
-            addresses = ",".join(f"{host}:{slurm.PORT}" for host in hosts)
+            addresses = ",".join(f"{host}:{ports.FIRST}" for host in hosts)
             return _listed(addresses, environment.get(number, ""), name, f"set {number} to its number", addresses)
     return None
 
@@ -238,4 +238,4 @@ def _from_mpi(environment: Mapping[str, str]) -> Cluster | None:
     if not (found := mpi.processes(environment)):
         return None
     make, size, rank, start = found
-    return Cluster(tuple(slurm.addresses(["127.0.0.1"] * size, start)), rank, make)
+    return Cluster(tuple(ports.addresses(["127.0.0.1"] * size, start)), rank, make)

@@ -1,12 +1,11 @@
 """The tasks of a Slurm step as the processes of a run: who they are, where, and at which ports."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from trainer import ports
 from trainer.errors import UserError
 
-PORT = 61_440  # base of the ports that a scheduler's job gets: above those that Linux gives away by itself
-_PORTS = 65_536 - PORT
 _APART = 37  # blocks of ports, between steps of a job
 
 
@@ -34,20 +33,7 @@ def processes(environment: Mapping[str, str]) -> tuple[list[str], int] | None:
         dealt = environment.get("SLURM_DISTRIBUTION", "cyclic")
         reason = f"has task {rank} on {here}, where tasks of consecutive numbers would be on {hosts[rank]}"
         raise UserError("SLURM_DISTRIBUTION", dealt, reason, "start them by srun --distribution=block")
-    return addresses(hosts, job + _APART * step), rank
-
-
-def addresses(hosts: Sequence[str], start: int) -> list[str]:
-    """'host:port' of each process of a scheduler's start, of which several may share a node.
-
-    Args:
-      hosts: of the processes, in their order.
-      start: a number of the start's, from which follow its ports: the fewer processes there are, the more starts
-        have ports of their own.
-    """
-    # A port of its own for each, whatever its host, for several names may be one machine's.
-    block = 1 << len(hosts).bit_length()  # one more than processes, to meet at
-    return [f"{host}:{PORT + (start * block + i) % _PORTS}" for i, host in enumerate(hosts)]
+    return ports.addresses(hosts, job + _APART * step), rank
 
 
 def expand_nodes(text: str) -> list[str]:
