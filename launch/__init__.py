@@ -6,6 +6,11 @@ from collections.abc import Callable, Sequence
 from trainer.errors import UserError
 
 
+def flags_of(rest: Sequence[str]) -> list[str]:
+    """The run's flags among a launcher's arguments: what follows --."""
+    return list(rest[1:] if rest[:1] == ["--"] else rest)
+
+
 def told(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """Calls a launcher, and tells a user's mistake as such. Returns the exit code."""
     try:

@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from launch import flags_of
 from trainer.errors import BUSY, PREEMPTED, USER_ERROR
 
 Manifest = dict[str, Any]
@@ -50,8 +51,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _kept(parser: argparse.ArgumentParser, run: argparse.Namespace) -> list[str]:
-    """The run's flags, with a directory that outlives its pods."""
-    flags: list[str] = run.flags[1:] if run.flags[:1] == ["--"] else run.flags
+    """The run's flags, with a directory that outlives its pods.
+
+    Not by the trainer's own reading of them: what they name, such as a file of flags, is in the image, not here.
+    """
+    flags = flags_of(run.flags)
     given = re.findall(r"(?:^|\n)--?run_dir[=\n]([^\n]*)", "\n".join(flags))
     if given and not f"{given[-1]}/".startswith("/runs/"):
         parser.error(

@@ -27,7 +27,7 @@ import time
 from collections.abc import Sequence
 from typing import IO
 
-from launch import told
+from launch import flags_of, told
 from launch.autopsy import Standstill, kills_for_memory, lack_of_memory
 from trainer import console, gpus, host_memory
 from trainer.cluster import Cluster
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--logs", default="", help="directory of a log per process; default: the run's logs")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="-- and the flags of python -m trainer")
     arguments = parser.parse_args(argv)
-    flags = arguments.flags[1:] if arguments.flags[:1] == ["--"] else arguments.flags
+    flags = flags_of(arguments.flags)
     config = config_of(flags)  # a mistake in them is told once, before each process would
     sizes = _sizes(parser, arguments, config.replicas)
     run, _ = split(config.directory())  # evaluate takes a checkpoint

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from launch import told
+from launch import flags_of, told
 from trainer.command_line import config_of
 
 SCRIPT = """\
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--dry_run", action="store_true", help="print the script, submit nothing")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="-- and the flags of python -m trainer")
     arguments = parser.parse_args(argv)
-    flags = arguments.flags[1:] if arguments.flags[:1] == ["--"] else arguments.flags
+    flags = flags_of(arguments.flags)
     config_of(flags)  # a mistake in them is told before a job that can't run has waited for its turn
     script = render(arguments, flags, ["python", "-m", "launch.slurm", *argv])
     if arguments.dry_run:
