@@ -70,17 +70,8 @@ def test_a_package_that_computes_when_it_is_imported_is_so_after_the_devices_are
     package.mkdir()
     (package / "__init__.py").write_text("import keras\n\nONES = keras.ops.ones((2,))\n")
     (package / "net.py").write_text("from trainer.models.mlp import build\n")
-    trainer(
-        "--model=computing.net", f"--strategy={strategy}", "--devices=2", "--steps=1", "--run_dir=run", cwd=tmp_path
-    )
-    trainer(
-        "--model=computing.net:build",
-        f"--strategy={strategy}",
-        "--devices=2",
-        "--steps=2",
-        "--run_dir=two",
-        cwd=tmp_path,
-    )
+    flags = (f"--strategy={strategy}", "--devices=2", "--steps=1", "--run_dir=run")
+    trainer("--model=computing.net:build", *flags, cwd=tmp_path)
 
 
 def test_a_job_that_can_t_run_is_not_submitted():

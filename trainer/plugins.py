@@ -137,7 +137,7 @@ def call(
     signature = inspect.signature(function)
     parameters = signature.parameters
     keywords = {k: v for k, v in offered.items() if k in parameters} | dict(arguments)
-    for name in set(needed(function)) - set(keywords):
+    for name in (name for name in needed(function) if name not in keywords):
         fix = f"--{flag}='{spec.partition('(')[0]}({name}=...)'; its signature is {signature}"
         raise UserError(flag, spec, f"needs {name!r}", fix)
     try:
