@@ -1,6 +1,7 @@
 """A dataset as the run uses it: training, validation and evaluation sources, and the classes."""
 
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -65,12 +66,19 @@ class Dataset:
 
     def facts(self) -> dict[str, Any]:
         """What identifies the data: lengths and digests."""
-        return {k: f"{len(s)} examples, digest {fingerprint(s)}" for k, s in self._sources.items()}
+        return {k: f"{len(s)} examples, digest {self._digests[id(s)]}" for k, s in self._sources.items()}
+
+    @functools.cached_property
+    def _digests(self) -> dict[int, str]:
+        return {id(source): fingerprint(source) for source in self._different}
 
     def pace(self) -> float:
         """Seconds that an example takes to be read, of the slowest source."""
-        different = {id(source): source for source in self._sources.values()}.values()  # validation may be evaluation
-        return max(pace(source, self.augment if source is self.train else None) for source in different)
+        return max(pace(source, self.augment if source is self.train else None) for source in self._different)
+
+    @property
+    def _different(self) -> list[Source]:
+        return list({id(source): source for source in self._sources.values()}.values())  # validation may be evaluation
 
     @property
     def _sources(self) -> dict[str, Source]:

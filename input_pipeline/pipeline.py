@@ -53,7 +53,6 @@ class Pipeline:
       prefetch: blocks read ahead, and at least as many threads that read.
       augment: as in Dataset; while shuffled only.
       most: steps that will be asked for, of a pass or, while shuffled, of the run; 0: all.
-      example: structure of an example, where it is known; (): example 0 is read for it.
       pace: seconds that an example takes to be read; 0: not known.
     """
 
@@ -68,7 +67,6 @@ class Pipeline:
     prefetch: int = 2
     augment: Callable[[Any, Any], Any] | None = None
     most: int = 0
-    example: Example = ()
     pace: float = 0.0
 
     def __post_init__(self) -> None:
@@ -76,7 +74,7 @@ class Pipeline:
         self._fed: dict[int, npt.NDArray[np.uint64]] = {}  # block: for each of its steps, checksum of our shares' ids
         self._lock = threading.Lock()
         self._whole: tuple[int, Example] = (-1, ())  # of streamed data: the last block that was read
-        self._example = self.example or example_spec(self.source)
+        self._example = example_spec(self.source)
         self._reader = Reader(self.source, self._example, self.augment, self.pace)
         self._padded = not self.shuffled and len(self.source) % self.global_batch != 0
 

@@ -1,5 +1,6 @@
 """A source is random-access examples: a length and `read(ids)`. A dataset is two of them, and a name for labels."""
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -114,8 +115,26 @@ class Spec(NamedTuple):
 
 
 def example_spec(source: Source) -> Example:
-    """The structure of one example, with a Spec for each array, learnt by reading example 0."""
-    return map_structure(lambda a: Spec(np.shape(a)[1:], np.asarray(a).dtype), read(source, [0]))
+    """The structure of one example, with a Spec for each array, learnt by reading example 0, once."""
+    return _spec_of(_Same(source))
+
+
+class _Same:
+    """A source by which it is, for it may be neither hashable nor comparable."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.source is other.source
+
+    def __hash__(self) -> int:
+        return id(self.source)
+
+
+@functools.lru_cache(64)
+def _spec_of(same: _Same) -> Example:
+    return map_structure(lambda a: Spec(np.shape(a)[1:], np.asarray(a).dtype), read(same.source, [0]))
 
 
 def read(source: Source, ids: Sequence[int] | npt.NDArray[np.int64]) -> Example:

@@ -25,6 +25,7 @@ def dataset(pipeline: "Pipeline", first_block: int) -> "tf.data.Dataset":
     def flat(index: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
         return list(tf.nest.flatten(pipeline.element(int(index))))
 
+    @tf.autograph.experimental.do_not_convert  # there is nothing to convert, and it would go through a file
     def element(index: Any) -> Any:
         leaves = tf.nest.flatten(specs)
         tensors = tf.numpy_function(flat, [index], [spec.dtype for spec in leaves])

@@ -183,12 +183,12 @@ class StallingSource:
 
 
 def stalling_data():
-    """Digits; those of the training stall while the file that $STALLS names is there."""
+    """Digits that stall while the file that $STALLS names is there."""
     from input_pipeline import digits
 
-    data = digits.load()
-    train = StallingSource(data.train, os.environ.get("STALLS", "/nothing"))
-    return type("Data", (), {"train": train, "evaluation": data.evaluation, "classes": 10})
+    data, file = digits.load(), os.environ.get("STALLS", "/nothing")
+    sources = StallingSource(data.train, file), StallingSource(data.evaluation, file)
+    return type("Data", (), {"train": sources[0], "evaluation": sources[1], "classes": 10})
 
 
 class StallingHereAndThere(StallingSource):

@@ -27,6 +27,7 @@ FLOORS = {
     "trainer.agreement": 0,
     "trainer.backend": 0,
     "trainer.later": 0,
+    "trainer.leaving": 0,
     "trainer.plugins": 0,
     "trainer.policy": 0,
     "trainer.layouts": 0,

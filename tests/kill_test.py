@@ -1,6 +1,7 @@
 """SIGKILL at any moment, two runs in one directory, damaged checkpoints, SIGTERM: the run goes on or says why."""
 
 import fcntl
+import os
 import random
 import signal
 import time
@@ -8,7 +9,7 @@ import time
 import pytest
 
 from tests.forks import trainer
-from tests.running import curve, lines, stall, start, summary
+from tests.running import children, curve, lines, stall, start, summary
 
 FLAGS = (
     "--model=mlp(dropout=0.2)",
@@ -107,6 +108,50 @@ def test_a_signal_before_the_first_step(tmp_path):
         out, err = process.communicate(timeout=5)
         assert process.returncode == 75 and not err, err
         assert f"Stopped by {number.name} before its first step" in out
+
+
+WORKERS = """
+import concurrent.futures, multiprocessing, time
+from input_pipeline import digits
+
+def slowly(examples):
+    time.sleep(1.0 if len(examples[1]) > 512 else 0.0)
+    return examples
+
+class Source:
+    def __init__(self, source):
+        self.source = source
+        self.workers = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+    def __len__(self):
+        return len(self.source)
+
+    def read(self, ids):
+        return self.workers.submit(slowly, self.source.read(ids)).result()
+
+def load():
+    return {"train": Source(digits.load().train), "classes": 10}
+"""
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_a_signal_that_also_ends_the_processes_that_read(backend, tmp_path):
+    """Ctrl-C reaches all processes of a terminal, a scheduler's SIGTERM those of a job, and what is read then fails."""
+    (tmp_path / "workers.py").write_text(WORKERS)
+    flags = (f"--backend={backend}", "--dataset=workers:load", "--model=mlp(units=8)", "--save_every=never")
+    process = start(*flags, "--steps=1000000", "--run_dir=run", cwd=tmp_path)
+    while not (tmp_path / "run" / "metrics.jsonl").exists() or not lines(tmp_path / "run"):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    time.sleep(1)
+    for pid in (process.pid, *children(process)):
+        os.kill(pid, signal.SIGTERM)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 75, err
+    step = int(out.partition("Stopped by SIGTERM after step ")[2].split(";")[0])
+    trainer(*flags, f"--steps={step + 100}", "--run_dir=run", cwd=tmp_path)
+    trainer(*flags, f"--steps={step + 100}", "--run_dir=whole", cwd=tmp_path)
+    assert summary(tmp_path / "run")["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=pytest.mark.long)])

@@ -61,6 +61,54 @@ def test_what_a_run_leaves_behind(backend, tmp_path):
     assert "--steps=60" in flags
 
 
+TRACKER = """
+import atexit, concurrent.futures, multiprocessing, pathlib, tempfile
+import keras, numpy as np
+from input_pipeline.digits import load
+
+class Tracker(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        self.file = open("lines.txt", "w")
+        self.scratch = tempfile.TemporaryDirectory()
+        atexit.register(pathlib.Path("sent.txt").write_text, "all")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.file.write(f"{epoch}\\n")
+        if epoch == 3:
+            self.model.no_such_name
+
+class Decoded:
+    def __init__(self, source):
+        self.source = source
+        self.pool = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+    def __len__(self):
+        return len(self.source)
+
+    def read(self, ids):
+        images, labels = self.source.read(ids)
+        return self.pool.submit(np.flip, images, 1).result(), labels
+
+def digits():
+    data = load()
+    return type("Data", (), {"train": Decoded(data.train), "evaluation": data.evaluation, "classes": 10})
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_left_to_a_process_s_end_is_done(backend, tmp_path):
+    """A tracker sends its last lines there, an open file is written out, and no scratch file, or process, is left."""
+    (tmp_path / "tracker.py").write_text(TRACKER)
+    (tmp_path / "tmp").mkdir()
+    flags = [f"--backend={backend}", "--callbacks=tracker:Tracker", "--dataset=tracker:digits", "--run_dir=run"]
+    for epochs, code, told in ((2, 0, "0\n1\n"), (5, 1, "2\n3\n")):
+        running.trainer(*flags, f"--epochs={epochs}", code=code, cwd=tmp_path, TMPDIR=str(tmp_path / "tmp"))
+        assert (tmp_path / "lines.txt").read_text() == told
+        assert (tmp_path / "sent.txt").read_text() == "all"
+        (tmp_path / "sent.txt").unlink()
+        assert not [*(tmp_path / "tmp").iterdir()]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_noise(backend, tmp_path):
     assert running.trainer(f"--backend={backend}", "--steps=40", f"--run_dir={tmp_path}").stderr == ""

@@ -18,7 +18,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from absl import app, flags
 
@@ -27,6 +27,7 @@ from trainer.cluster import ALONE, resolve
 from trainer.command_line import WHERE, define_flags, from_flags, parse
 from trainer.config import Config
 from trainer.errors import UserError, out_of_memory
+from trainer.leaving import leave
 from trainer.peers import Peers
 from trainer.preemption import leave_when_told
 
@@ -109,23 +110,15 @@ def _guarded(function: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> A
         return function(argv)
     except UserError as error:
         print(f"onecurve: {error}", file=sys.stderr)
-        _leave(error.exit_code)
+        leave(error.exit_code)
 
 
 def _run(argv: Sequence[str]) -> None:
     try:
-        _leave(_guarded(main, argv))
+        leave(_guarded(main, argv))
     except Exception:
         traceback.print_exc()
-        _leave(1)
-
-
-def _leave(code: int) -> NoReturn:
-    """Ends the process without Python's clean-up: tf.data's threads still call sources, and a thread
-    that calls into an interpreter that is being taken down can wait for ever."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        leave(1)
 
 
 if __name__ == "__main__":

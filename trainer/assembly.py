@@ -23,12 +23,14 @@ from trainer.errors import UserError
 from trainer.ledger import Ledger
 from trainer.loading import data_error, load_dataset
 from trainer.peers import Peers
+from trainer.preemption import until_told
 from trainer.program import Program
 from trainer.strategies import Strategy
 from trainer.strategies.base import Block
 
 _SAY_EVERY = 10.0  # seconds
 _KEPT = 2**25  # bytes of examples to be evaluated again and again
+_PROBE = 0  # no source's id
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,17 +56,7 @@ class Assembly:
     pace: float
 
     def pipeline(self, source: Source, shuffled: bool) -> Pipeline:
-        """Batches of a source for this strategy's devices; asked for again, without a read: in mid-run it may stall."""
-        known = id(source), shuffled
-        if known not in self._pipelines:
-            self._pipelines[known] = self._pipeline(source, shuffled)
-        return dataclasses.replace(self._pipelines[known])
-
-    @functools.cached_property
-    def _pipelines(self) -> dict[tuple[int, bool], Pipeline]:
-        return {}
-
-    def _pipeline(self, source: Source, shuffled: bool) -> Pipeline:
+        """Batches of a source for this strategy's devices."""
         replicas, cadence = self.program.replicas, Interval.parse(self.config.log_every)
         logged = int(cadence.amount) if shuffled and cadence.unit == "step" else 0
         return Pipeline(
@@ -78,7 +70,6 @@ class Assembly:
             shuffled,
             self.config.prefetch,
             self.dataset.augment,
-            example=example_spec(source),
             pace=self.pace,
         )
 
@@ -114,7 +105,7 @@ class Assembly:
         """Raises UserError where what is evaluated is of other shapes than training, which the model does not take."""
         known = [self.dataset.spec]
         for source in filter(None, (self.dataset.validation, self.dataset.evaluation)):
-            spec = self.pipeline(source, shuffled=False).example
+            spec = example_spec(source)
             if spec not in known:
                 known.append(spec)
                 try:
@@ -155,24 +146,29 @@ class Assembly:
     def _kept(self) -> dict[int, list[Block]]:
         return {}
 
-    def probe(self, ledger: Ledger | None = None) -> float:
+    def probe(self, ledger: Ledger | None = None, told: Callable[[], object] = lambda: False) -> float | None:
         """Mean loss of the first batch to be evaluated on, or of the first in the training data.
 
         Its program is no other evaluation's: a ledger books the first call as compiling, and blames no save for it.
+
+        Args:
+          ledger: of the run.
+          told: whether a process is told to stop. If so while they wait for the batch, there is no loss.
         """
-        with ledger("compile") if ledger and not self.has_probed else contextlib.nullcontext():
-            totals = self.strategy.evaluate(self._probed, 0, 1, self.program.objective.no_totals())
+        with contextlib.nullcontext() if self.has_probed or not ledger else ledger("compile"):
+            if not self.has_probed:
+                pipeline = self.pipeline(self.dataset.validation or self.dataset.train, shuffled=False)
+                blocks = self.blocks(dataclasses.replace(pipeline, most=1))
+                if (first := next(until_told(blocks, self.peers, told), None)) is None:
+                    return None
+                self._kept[_PROBE] = [first]
+            totals = self.strategy.evaluate(self._kept[_PROBE][0], 0, 1, self.program.objective.no_totals())
             return self.program.objective.loss(totals)
 
     @property
     def has_probed(self) -> bool:
-        """Whether `probe` was called before, so that what it computes is compiled."""
-        return "_probed" in vars(self)
-
-    @functools.cached_property
-    def _probed(self) -> Block:
-        pipeline = self.pipeline(self.dataset.validation or self.dataset.train, shuffled=False)
-        return next(self.blocks(dataclasses.replace(pipeline, most=1)))
+        """Whether there was a `probe` before, so that what it computes is compiled."""
+        return _PROBE in self._kept
 
 
 def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training: bool = True) -> Assembly:

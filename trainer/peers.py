@@ -15,12 +15,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, NoReturn
 
 from trainer.cluster import ALONE, Cluster
 from trainer.connection import Connection
 from trainer.errors import HUNG, PEER_LOST, USER_ERROR, UserError
+from trainer.leaving import leave_at_once
 from trainer.meeting import meet, wrong
 
 _BEAT = 1.0  # seconds between heartbeats
@@ -62,9 +62,7 @@ class Peers:
     def __enter__(self) -> "Peers":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._tell(error)
         self._closed.set()
@@ -237,7 +235,7 @@ class Peers:
             lines += [stack.rstrip()]
             lines += ["The same command, in all processes, continues the run from its last checkpoint."]
         print("\n".join(lines), file=self._stderr, flush=True)
-        os._exit(code if code in (USER_ERROR, HUNG) else PEER_LOST)
+        leave_at_once(code if code in (USER_ERROR, HUNG) else PEER_LOST)
 
 
 def _stacks() -> list[str]:

@@ -13,11 +13,13 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from trainer.errors import PREEMPTED
+from trainer.leaving import leave_at_once
 from trainer.peers import Peers
 
 Block = TypeVar("Block")
 
 DEADLINE = 64  # in a signal's place: above the numbers of all signals
+_SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 _LOOK_EVERY = 0.5  # seconds; less than the processes' heartbeats
 _LEFT: list[Iterator[Any]] = []  # kept from being cleaned up: tf.data's iterators would wait for what is being read
 
@@ -77,15 +79,22 @@ def leave_when_told() -> None:
         told = f"Stopped by {signal.Signals(number).name} before its first step. Continue with the same command.\n"
         with contextlib.suppress(OSError):
             os.write(1, told.encode())  # print may be at work already
-        os._exit(PREEMPTED)
+        leave_at_once(PREEMPTED)
 
     _have_handled(leave)
 
 
 def _have_handled(handler: Callable[[int, FrameType | None], None]) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    os.register_at_fork(after_in_child=_handle_as_usual)  # a source's workers are no runs
+    for number in _SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, handler)
+
+
+def _handle_as_usual() -> None:
+    for number in _SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _utc(text: str) -> float:
@@ -118,7 +127,7 @@ def until_told(
     """
 
     def all_have() -> bool:
-        mine = bool(futures.wait([coming], _LOOK_EVERY).done)
+        mine = bool(futures.wait([coming], _LOOK_EVERY).done) and not coming.exception()
         with for_others() if mine and peers.cluster.size > 1 else contextlib.nullcontext():
             return all(peers.gather(mine))
 
@@ -129,8 +138,9 @@ def until_told(
             while not all_have():
                 if told():
                     return
-                if coming.done():  # it is not this process that makes no progress
-                    peers.doing("data, which another process waits for")
+                if coming.done():
+                    coming.result()  # not before all were asked: a signal may have ended the source's workers, too
+                    peers.doing("data, which another process waits for")  # it is not this one that makes no progress
             if (block := coming.result()) is None:
                 return
             coming = pool.submit(next, blocks, None)

@@ -41,7 +41,7 @@ class Recovery:
       directory: the run directory.
       program: what is saved.
       peers: the processes.
-      probe: the loss of a few examples with the variables as they are.
+      probe: the loss of a few examples with the variables as they are; None where they don't come before a stop.
       kept: whether the checkpoint of a step is to stay for ever.
     """
 
@@ -51,7 +51,7 @@ class Recovery:
         directory: RunDirectory,
         program: Program,
         peers: Peers,
-        probe: Callable[[], float],
+        probe: Callable[[], float | None],
         kept: Callable[[int], bool],
     ) -> None:
         self._config, self._directory, self._program, self._peers = config, directory, program, peers
@@ -223,22 +223,22 @@ class Recovery:
             callback.set_model(self)
 
 
-def check_probe(config: Config, path: pathlib.Path, saved: float | None, probe: Callable[[], float]) -> None:
+def check_probe(config: Config, path: pathlib.Path, saved: float | None, probe: Callable[[], float | None]) -> None:
     """The variables are to the bit what they were; is the model?
 
     Args:
       config: gives model and precision.
       path: the checkpoint that the variables are from.
       saved: what the probe was when they were saved.
-      probe: the loss of a few examples with the variables as they are.
+      probe: the loss of a few examples with the variables as they are; None where they don't come before a stop.
 
     Raises:
       UserError: the model computes something else with them.
     """
-    if saved is None or not np.isfinite(saved):  # of step 0; or the probe's examples are no measure
+    if saved is None or not np.isfinite(saved):  # of step 0, or without its examples; or these are no measure
         return
     now = probe()
-    if not abs(now - saved) <= _ROUNDING + _PRECISE.get(config.precision, _COARSE) * abs(saved):
+    if now is not None and not abs(now - saved) <= _ROUNDING + _PRECISE.get(config.precision, _COARSE) * abs(saved):
         raise UserError(
             "model",
             config.model,

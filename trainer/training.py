@@ -40,7 +40,7 @@ class Training:
         config, chief = parts.config, parts.peers.cluster.is_chief
         self.clock = Clock.of(config, parts.steps, len(parts.dataset.train))
         kept = functools.partial(self.clock.falls_on, "keep")
-        self._probe = functools.partial(parts.probe, ledger)
+        self._probe = functools.partial(parts.probe, ledger, self.is_told)
         self.recovery = Recovery(config, directory, parts.program, parts.peers, self._probe, kept)
         self._preemption = Preemption(directory.deadline, chief)
         with ledger("restore"):
