@@ -146,8 +146,7 @@ class Group:
 
     def wait(self, signals: _Signals) -> int:
         """Waits for all to end; ends the others when one has failed. Returns the first failure's code, or 0."""
-        failed, deadline = 0, float("inf")
-        running = True
+        failed, deadline, running = 0, float("inf"), True
         while running:
             running = any(process.poll() is None for process in self._processes)
             while signals.pending:
@@ -169,6 +168,10 @@ class Group:
             if time.monotonic() > deadline:
                 self._send(signal.SIGKILL)
             time.sleep(0.05)
+        for process in self._processes:
+            if process.returncode < 0:  # killed, so that what it has started was not ended
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
         for reader in self._readers:
             reader.join(timeout=5)
         return failed

@@ -68,7 +68,7 @@ def test_a_killed_or_frozen_process_ends_the_group_and_a_restart_goes_on(backend
     flags = (f"--strategy={STRATEGY[backend]}", *FLAGS, "--save_every=20", "--steps=400")
     process = launch(*flags, f"--run_dir={tmp_path / 'run'}", restarts=2)
     wait_for_checkpoint(process, tmp_path / "run", 40)
-    pids = children(process)
+    pids = children(process.pid)
     os.kill(pids[victim], number)
     gone(pids)
     out = finished(process)
@@ -133,12 +133,12 @@ def test_two_hosts_whose_cable_is_cut_end_and_go_on_when_it_is_back(backend, hos
     assert summary(tmp_path / "run")["weights_sha256"] == whole(backend, 400)
 
 
-def gone(pids: list[int]) -> None:
-    """Waits for processes to end; fails if it takes longer than LIMIT."""
+def gone(pids: list[int], limit: float = LIMIT) -> None:
+    """Waits for processes to end; fails if it takes longer than a limit, in seconds."""
     start = time.monotonic()
     while any(map(alive, pids)) and time.monotonic() - start < 60:
         time.sleep(0.05)
-    assert time.monotonic() - start <= LIMIT
+    assert time.monotonic() - start <= limit
 
 
 def test_a_launcher_that_is_killed_leaves_nobody(tmp_path):
@@ -146,9 +146,24 @@ def test_a_launcher_that_is_killed_leaves_nobody(tmp_path):
         "--strategy=device_mesh", *FLAGS, "--steps=100000", "--save_every=20", f"--run_dir={tmp_path / 'run'}"
     )
     wait_for_checkpoint(process, tmp_path / "run", 20)
-    pids = children(process)
+    pids = children(process.pid)
     process.kill()
     gone(pids)
+
+
+@pytest.mark.parametrize("backend", ["jax", pytest.param("tensorflow", marks=long)])
+def test_processes_that_read_end_with_the_one_that_is_killed(backend, tmp_path):
+    """Nor does their share in its connections keep the others from noticing at once."""
+    data = "--dataset=tests.faulty:read_by_processes(how='fork')"
+    flags = (f"--strategy={STRATEGY[backend]}", "--replicas=2", data, "--save_every=20", "--steps=2000")
+    process = launch(*flags, f"--run_dir={tmp_path / 'run'}", restarts=1)
+    wait_for_checkpoint(process, tmp_path / "run", 40)
+    pids = children(process.pid)
+    readers = [reader for pid in pids for reader in children(pid)]
+    assert len(readers) == 2
+    os.kill(pids[1], signal.SIGKILL)
+    gone([*pids, *readers], limit=5)
+    finished(process)
 
 
 @long
@@ -160,8 +175,8 @@ def test_an_elastic_group_goes_on_with_fewer_processes_and_with_all_again(whole,
         "--strategy=device_mesh", *FLAGS, *flags, f"--run_dir={run}", processes=3, restarts=2, elastic=True
     )
     wait_for_checkpoint(process, run, 40)
-    os.kill(children(process)[2], signal.SIGKILL)
-    while len(children(process)) != 2:
+    os.kill(children(process.pid)[2], signal.SIGKILL)
+    while len(children(process.pid)) != 2:
         time.sleep(0.1)
     wait_for_checkpoint(process, run, 200)
     process.send_signal(signal.SIGUSR1)
@@ -176,7 +191,7 @@ def test_a_parameter_server_s_worker_may_die(tmp_path):
     flags = ("--strategy=parameter_server", "--model=dense", "--steps=300", "--save_every=20", "--log_every=10")
     process = launch(*flags, f"--run_dir={run}", processes=3, servers=2, restarts=2)
     wait_for_checkpoint(process, run, 40)
-    os.kill(children(process)[1], signal.SIGKILL)
+    os.kill(children(process.pid)[1], signal.SIGKILL)
     out = finished(process)
     assert "worker 1 ended with exit code -9; it is started again" in out
     assert out.count("[0]       run ") == 1  # one start of the chief
@@ -213,7 +228,7 @@ def test_a_parameter_server_s_chief_goes_on_from_its_checkpoint(tmp_path):
     flags = ("--strategy=parameter_server", "--model=dense", "--steps=300", "--save_every=20", "--log_every=10")
     process = launch(*flags, f"--run_dir={run}", processes=3, servers=2, restarts=2)
     wait_for_checkpoint(process, run, 40)
-    os.kill(children(process)[0], signal.SIGKILL)
+    os.kill(children(process.pid)[0], signal.SIGKILL)
     out = finished(process)
     assert "restored from" in out
     assert summary(run)["step"] == 300 and summary(run)["final"]["test_accuracy"] > 0.9
@@ -310,7 +325,7 @@ def test_what_listens(backend, tmp_path):
     flags = (f"--strategy={STRATEGY[backend]}", *FLAGS, "--steps=100000", "--save_every=20")
     process = launch(*flags, f"--run_dir={tmp_path / 'run'}")
     wait_for_checkpoint(process, tmp_path / "run", 20)
-    sockets = [socket for pid in children(process) for socket in listening(pid)]
+    sockets = [socket for pid in children(process.pid) for socket in listening(pid)]
     process.terminate()
     out = finished(process, code=75)
     outside = [port for address, port in sockets if not (address == "0100007F" or address.endswith("0100007F"))]

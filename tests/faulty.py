@@ -1,9 +1,11 @@
 """Callbacks with which processes fail, and models and data by which they do."""
 
 import json
+import multiprocessing
 import os
 import pathlib
 import time
+from concurrent import futures
 
 import keras
 import numpy as np
@@ -164,6 +166,33 @@ def slow_data(seconds: float = 0.0, evaluation: float = 0.0):
         seconds = evaluation = 0.0
     sources = SlowSource(data.train, seconds), SlowSource(data.evaluation, evaluation)
     return type("Data", (), {"train": sources[0], "evaluation": sources[1], "classes": 10})
+
+
+class ReadByProcesses:
+    """Examples that come by way of a process beside."""
+
+    def __init__(self, source, how: str, seconds: float) -> None:
+        self._source, self._seconds = source, seconds
+        self._processes = futures.ProcessPoolExecutor(1, multiprocessing.get_context(how))
+
+    def __len__(self):
+        return len(self._source)
+
+    def read(self, ids):
+        seconds = self._seconds if len(ids) > 512 else 0.0
+        return self._processes.submit(_hand_on, self._source.read(ids), seconds).result()
+
+
+def _hand_on(examples, seconds: float):
+    time.sleep(seconds)
+    return examples
+
+
+def read_by_processes(how: str, seconds: float = 0.0):
+    """Digits that a process hands on, after so many seconds; `how` it is started: fork or spawn."""
+    from input_pipeline import digits
+
+    return {"train": ReadByProcesses(digits.load().train, how, seconds), "classes": 10}
 
 
 class StallingSource:

@@ -156,7 +156,7 @@ def test_a_slow_process_is_named_though_all_wait_for_each_other(backend, slow_cp
     wait_for_checkpoint(process, tmp_path, 0)
     from tests.running import children
 
-    (slow_cpu / "cgroup.procs").write_text(str(children(process)[1]))
+    (slow_cpu / "cgroup.procs").write_text(str(children(process.pid)[1]))
     time.sleep(50)
     process.terminate()
     out = finished(process, code=75)

@@ -15,6 +15,7 @@ FLOORS = {
     "trainer.clock": 0,
     "trainer.cluster": 0,
     "trainer.gpus": 0,
+    "trainer.forks": 0,
     "trainer.slurm": 0,
     "trainer.mpi": 0,
     "trainer.ports": 0,

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.forks import trainer
-from tests.running import children, curve, lines, stall, start, summary
+from tests.running import alive, children, curve, lines, stall, start, summary, wait_for_checkpoint
 
 FLAGS = (
     "--model=mlp(dropout=0.2)",
@@ -68,14 +68,18 @@ def test_a_run_moves_between_devices_and_backends(tmp_path):
     assert curve(moved)[-15:] == pytest.approx(curve(whole)[-15:], rel=1e-4)
 
 
+def wait_for_steps(process, run):
+    while not (run / "metrics.jsonl").exists() or not lines(run):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
 def test_sigterm_saves_and_the_same_command_continues(tmp_path):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     flags = ("--backend=jax", "--steps=4000", "--log_every=500", "--evaluate_every=never", "--save_every=never")
     trainer(*flags, f"--run_dir={whole}")
     process = start(*flags, f"--run_dir={stopped}")
-    while not (stopped / "metrics.jsonl").exists() or not lines(stopped):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
+    wait_for_steps(process, stopped)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
@@ -110,41 +114,15 @@ def test_a_signal_before_the_first_step(tmp_path):
         assert f"Stopped by {number.name} before its first step" in out
 
 
-WORKERS = """
-import concurrent.futures, multiprocessing, time
-from input_pipeline import digits
-
-def slowly(examples):
-    time.sleep(1.0 if len(examples[1]) > 512 else 0.0)
-    return examples
-
-class Source:
-    def __init__(self, source):
-        self.source = source
-        self.workers = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-
-    def __len__(self):
-        return len(self.source)
-
-    def read(self, ids):
-        return self.workers.submit(slowly, self.source.read(ids)).result()
-
-def load():
-    return {"train": Source(digits.load().train), "classes": 10}
-"""
-
-
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_a_signal_that_also_ends_the_processes_that_read(backend, tmp_path):
     """Ctrl-C reaches all processes of a terminal, a scheduler's SIGTERM those of a job, and what is read then fails."""
-    (tmp_path / "workers.py").write_text(WORKERS)
-    flags = (f"--backend={backend}", "--dataset=workers:load", "--model=mlp(units=8)", "--save_every=never")
+    data = "--dataset=tests.faulty:read_by_processes(how='spawn', seconds=1.0)"
+    flags = (f"--backend={backend}", data, "--model=mlp(units=8)", "--save_every=never")
     process = start(*flags, "--steps=1000000", "--run_dir=run", cwd=tmp_path)
-    while not (tmp_path / "run" / "metrics.jsonl").exists() or not lines(tmp_path / "run"):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    time.sleep(1)
-    for pid in (process.pid, *children(process)):
+    wait_for_steps(process, tmp_path / "run")
+    time.sleep(1)  # it waits for data, most likely
+    for pid in (process.pid, *children(process.pid)):
         os.kill(pid, signal.SIGTERM)
     out, err = process.communicate(timeout=20)
     assert process.returncode == 75, err
@@ -152,6 +130,27 @@ def test_a_signal_that_also_ends_the_processes_that_read(backend, tmp_path):
     trainer(*flags, f"--steps={step + 100}", "--run_dir=run", cwd=tmp_path)
     trainer(*flags, f"--steps={step + 100}", "--run_dir=whole", cwd=tmp_path)
     assert summary(tmp_path / "run")["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
+
+
+def test_processes_that_read_outlive_a_killed_run_and_are_not_in_its_way(tmp_path):
+    """A fork has what the process had that was killed: the lock of the run's directory, too, if nobody sees to it."""
+    flags = (
+        "--backend=jax",
+        "--dataset=tests.faulty:read_by_processes(how='fork')",
+        "--save_every=20",
+        "--run_dir=run",
+    )
+    process = start(*flags, "--steps=1000000", cwd=tmp_path)
+    wait_for_checkpoint(process, tmp_path / "run", 20)
+    readers = children(process.pid)
+    process.kill()
+    process.wait()
+    try:
+        assert readers and all(map(alive, readers))
+        trainer(*flags, "--steps=100", cwd=tmp_path)
+    finally:
+        for reader in readers:
+            os.kill(reader, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=pytest.mark.long)])

@@ -41,7 +41,7 @@ def test_own_model_on_a_folder_of_images_in_two_processes_killed(tmp_path):
     run = tmp_path / "run"
     process = launch(*flags, f"--run_dir={run}", **path)
     wait_for_checkpoint(process, run, 40)
-    os.kill(children(process)[1], signal.SIGKILL)
+    os.kill(children(process.pid)[1], signal.SIGKILL)
     process.communicate()
     assert process.returncode
     finished(launch(*flags, f"--run_dir={run}", **path))

@@ -124,9 +124,9 @@ def stall(process: "subprocess.Popen[str]", run: pathlib.Path, file: pathlib.Pat
             seen, since = now, time.monotonic()
 
 
-def children(process: "subprocess.Popen[str]") -> list[int]:
-    """Process ids of a launch's children, in their order."""
-    tasks = pathlib.Path(f"/proc/{process.pid}/task").glob("*/children")
+def children(pid: int) -> list[int]:
+    """Process ids of a process's children, in their order."""
+    tasks = pathlib.Path(f"/proc/{pid}/task").glob("*/children")
     return sorted(int(child) for task in tasks for child in task.read_text().split())
 
 

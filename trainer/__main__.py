@@ -22,7 +22,7 @@ from typing import Any
 
 from absl import app, flags
 
-from trainer import agreement, backend, console, gpus, run_directory
+from trainer import agreement, backend, console, forks, gpus, run_directory
 from trainer.cluster import ALONE, resolve
 from trainer.command_line import WHERE, define_flags, from_flags, parse
 from trainer.config import Config
@@ -42,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
     config = from_flags()
     cluster = resolve(config.cluster)  # what is wrong with it is said before anything heavy is imported
     os.environ |= gpus.own(cluster, os.environ)
+    forks.keep_apart()
     verb = argv[1]
     if verb == "train" and (cluster.is_chief or config.strategy != "parameter_server"):
         leave_when_told()

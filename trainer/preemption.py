@@ -19,7 +19,6 @@ from trainer.peers import Peers
 Block = TypeVar("Block")
 
 DEADLINE = 64  # in a signal's place: above the numbers of all signals
-_SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 _LOOK_EVERY = 0.5  # seconds; less than the processes' heartbeats
 _LEFT: list[Iterator[Any]] = []  # kept from being cleaned up: tf.data's iterators would wait for what is being read
 
@@ -85,16 +84,9 @@ def leave_when_told() -> None:
 
 
 def _have_handled(handler: Callable[[int, FrameType | None], None]) -> None:
-    os.register_at_fork(after_in_child=_handle_as_usual)  # a source's workers are no runs
-    for number in _SIGNALS:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, handler)
-
-
-def _handle_as_usual() -> None:
-    for number in _SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _utc(text: str) -> float:

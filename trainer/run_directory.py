@@ -41,8 +41,7 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard, self.starts = self.path / "tensorboard", self.path / "starts"
         self.metrics, self.summary = self.path / "metrics.jsonl", self.path / "summary.json"
-        self.deadline = self.path / "deadline"
-        self.exports = self.path / "export"
+        self.deadline, self.exports = self.path / "deadline", self.path / "export"
         self._config, self._definition = config, self.path / "definition.json"
         self._lock: int | None = None
 
@@ -97,8 +96,9 @@ class RunDirectory:
         return pathlib.Path(os.fsdecode(error.filename)).absolute().is_relative_to(self.path.absolute())
 
     def _acquire(self) -> None:
-        # The kernel drops the lock with the process, so a killed run leaves no stale one.
+        # The kernel drops the lock with the process, so a killed run leaves no stale one; forks don't keep it.
         self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.register_at_fork(after_in_child=self._release)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
