@@ -1,16 +1,21 @@
-"""What forks of this process, such as those that a source reads by, have no share in: they may live on when it is
-killed, and what they hold then is in the next start's way."""
+"""Forks of this process, such as a source may read by: where it is killed they would live on, and what they still held of
+it would be in the next start's way."""
 
 import os
 import signal
 import socket
 import stat
+import threading
+import time
+
+_NETWORK = socket.AF_INET, socket.AF_INET6
+_LOOK_EVERY = 1.0  # seconds
 
 
 def keep_apart() -> None:
-    """From now on a fork takes signals as any process does, and holds none of this process's connections and ports."""
-    os.register_at_fork(after_in_child=_take_signals_as_usual)
-    os.register_at_fork(after_in_child=_let_go_of_the_network)
+    """From now on forks take signals as any process does, hold none of our connections and ports, and end with us."""
+    for function in (_take_signals_as_usual, _let_go_of_the_network, _end_with_us):
+        os.register_at_fork(after_in_child=function)
 
 
 def _take_signals_as_usual() -> None:
@@ -24,7 +29,7 @@ def _let_go_of_the_network() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in map(int, os.listdir("/dev/fd")):
         try:
-            if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and _family(descriptor) in (socket.AF_INET, socket.AF_INET6):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and _family(descriptor) in _NETWORK:
                 os.dup2(nothing, descriptor, inheritable=False)
         except OSError:  # the one that listed them
             continue
@@ -37,3 +42,16 @@ def _family(descriptor: int) -> int:
         return found.family
     finally:
         found.detach()
+
+
+def _end_with_us() -> None:
+    """Soon after the process that it is a fork of, unless it has taken a session of its own, as daemons do."""
+    parent, session = os.getppid(), os.getsid(0)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_EVERY)
+        if os.getsid(0) == session:
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
