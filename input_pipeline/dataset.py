@@ -12,13 +12,13 @@ from input_pipeline import order
 from input_pipeline.blocks import pace
 from input_pipeline.given import adapted, is_whole
 from input_pipeline.labels import Labels
+from input_pipeline.rereading import check_same
 from input_pipeline.source import (
     Arrays,
     DataError,
     Example,
     Source,
     Subset,
-    check_function,
     example_spec,
     fingerprint,
     flatten,
@@ -111,7 +111,7 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
                 raise DataError(f"its {name!r} is empty (0 examples)")
         except TypeError as error:  # scipy's sparse arrays
             raise DataError(f"its {name!r} is a {type(source).__name__}, which has no length: {error}") from None
-        check_function(source, getattr(loaded, "augment", None) if name == "train" else None)
+        check_same(source, getattr(loaded, "augment", None) if name == "train" else None)
     train, validation, evaluation = sources.values()
     for name, source in sources.items():
         if source is not None and _kinds(source) != _kinds(train):

@@ -138,16 +138,17 @@ def _spec_of(same: _Same) -> Example:
 
 
 def read(source: Source, ids: Sequence[int] | npt.NDArray[np.int64]) -> Example:
-    """`source.read(ids)` as numpy arrays, checked: (x, y) or (x, y, weight), with len(ids) rows each.
+    """`source.read(ids)`, checked: (x, y) or (x, y, weight), with len(ids) rows each."""
+    ids = np.asarray(ids, np.int64)
+    return checked(source.read(ids), ids, "read(ids)")
+
+
+def checked(example: Any, ids: npt.NDArray[np.int64], by: str) -> Example:
+    """What `by` returned for these ids, as numpy arrays with a row for each.
 
     Raises:
-      DataError: the source returned something else.
+      DataError: it is something else.
     """
-    ids = np.asarray(ids, np.int64)
-    return _checked(source.read(ids), ids, "read(ids)")
-
-
-def _checked(example: Any, ids: npt.NDArray[np.int64], by: str) -> Example:
     if isinstance(example, dict) or hasattr(example, "shape"):
         example = (example,)
     if not isinstance(example, tuple) or len(example) not in (1, 2, 3):
@@ -180,42 +181,6 @@ def is_streamed(source: Source) -> bool:
 def ids_at(source: Source, seed: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The example at each position of a run's endless order: random in each pass, or as it is streamed."""
     return positions % len(source) if is_streamed(source) else order.order(seed, positions, len(source))
-
-
-def check_function(source: Source, augment: Callable[[Example, Any], Example] | None = None) -> None:
-    """Reads some examples again, in another order and company, and changes them by the same keys.
-
-    Raises:
-      DataError: they are others then. A run could not go on with them after a start, and readers beside each other
-        would change them.
-    """
-
-    def changed(ids: npt.NDArray[np.int64]) -> list[Any]:
-        example = read(source, ids)
-        if augment:
-            example = _checked(augment(example, order.fold(0, ids)), ids, "augment(example, keys)")
-        return flatten(example)
-
-    few = np.arange(min(len(source), 4))
-    first = changed(few)
-    for ids in [few] if is_streamed(source) else [few[::-1], few[-1:]]:
-        if not all(_close(a[ids], b) for a, b in zip(first, changed(ids), strict=True)):
-            raise DataError(
-                f"examples {ids.tolist()} are others when they are read again. A source is a function of the id: draw "
-                "what changes from pass to pass in the dataset's `augment`, by its keys; shuffle a tf.data.Dataset "
-                "once, by .shuffle(n, seed=0, reshuffle_each_iteration=False) (of folders by Keras: shuffle=False)"
-            )
-
-
-def _close(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
-    """Equal, but for the rounding of floats: a product of matrices rounds by how many rows it has."""
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
-        return False
-    if a.dtype.kind not in "fcV":  # V: bfloat16
-        return np.array_equal(a, b)
-    a, b = a.astype(np.complex128), b.astype(np.complex128)  # which holds any of these numbers
-    scale = np.max(np.abs(a), initial=0.0, where=np.isfinite(a))
-    return np.allclose(a, b, 1e-4, 1e-4 * float(scale), equal_nan=True)
 
 
 def fingerprint(source: Source) -> str:

@@ -102,7 +102,7 @@ def load(seconds):
 def test_a_signal_before_the_first_step(tmp_path):
     """A start that was told to stop while it still reads its data has lost nothing, and is to be started again."""
     (tmp_path / "slow.py").write_text(SLOW)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         process = start("--backend=jax", "--dataset=slow:load(seconds=60)", "--run_dir=run", cwd=tmp_path)
         while not (tmp_path / "loading").exists():
             assert process.poll() is None, process.communicate()

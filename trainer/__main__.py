@@ -29,7 +29,7 @@ from trainer.config import Config
 from trainer.errors import UserError, out_of_memory
 from trainer.leaving import leave
 from trainer.peers import Peers
-from trainer.preemption import leave_when_told
+from trainer.preemption import SIGNALS, leave_when_told
 
 TOGETHER = ("train", "evaluate")  # these are done by all processes of a cluster
 # These only read what runs have left, or start runs: at once, and where no backend is installed.
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     config = from_flags()
     cluster = resolve(config.cluster)  # what is wrong with it is said before anything heavy is imported
     os.environ |= gpus.own(cluster, os.environ)
-    forks.keep_apart()
+    forks.keep_apart(SIGNALS)
     verb = argv[1]
     if verb == "train" and (cluster.is_chief or config.strategy != "parameter_server"):
         leave_when_told()

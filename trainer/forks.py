@@ -1,25 +1,27 @@
 """Forks of this process, such as a source may read by. Where it is killed they would live on, and what they still held
 of it would be in the next start's way."""
 
+import functools
 import os
 import signal
 import socket
 import stat
 import threading
 import time
+from collections.abc import Sequence
 
 _NETWORK = socket.AF_INET, socket.AF_INET6
 _LOOK_EVERY = 1.0  # seconds
 
 
-def keep_apart() -> None:
+def keep_apart(signals: Sequence[signal.Signals]) -> None:
     """From now on forks take signals as any process does, hold none of our connections and ports, and end with us."""
-    for function in (_take_signals_as_usual, _let_go_of_the_network, _end_with_us):
+    for function in (functools.partial(_take_as_usual, signals), _let_go_of_the_network, _end_with_us):
         os.register_at_fork(after_in_child=function)
 
 
-def _take_signals_as_usual() -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+def _take_as_usual(signals: Sequence[signal.Signals]) -> None:
+    for number in signals:
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
 

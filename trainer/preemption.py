@@ -19,12 +19,15 @@ from trainer.peers import Peers
 Block = TypeVar("Block")
 
 DEADLINE = 64  # in a signal's place: above the numbers of all signals
+# Of schedulers, terminals and people. Where the last three are ignored (nohup), or a user handles them, that stays.
+SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
+_OURS: list[Callable[[int, FrameType | None], None]] = []  # handlers
 _LOOK_EVERY = 0.5  # seconds; less than the processes' heartbeats
 _LEFT: list[Iterator[Any]] = []  # kept from being cleaned up: tf.data's iterators would wait for what is being read
 
 
 class Preemption:
-    """Notes the first SIGTERM, SIGINT, or SIGHUP of a terminal that is gone, and looks for a file with a deadline.
+    """Notes the first signal, and looks for a file with a deadline.
 
     Args:
       deadline: the file; it holds a time, in seconds since 1970 or as 2026-12-31T23:59 (UTC), or nothing,
@@ -84,9 +87,10 @@ def leave_when_told() -> None:
 
 
 def _have_handled(handler: Callable[[int, FrameType | None], None]) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+    for number in SIGNALS:
+        if number in (signal.SIGTERM, signal.SIGINT) or signal.getsignal(number) in (signal.SIG_DFL, *_OURS):
             signal.signal(number, handler)
+    _OURS.append(handler)
 
 
 def _utc(text: str) -> float:
