@@ -1,12 +1,14 @@
 """verify proves the promise on a user's model, and catches what was planted to break it."""
 
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from tests.running import REPOSITORY, environment, trainer
+from tests.running import REPOSITORY, alive, children, environment, start, trainer
 from trainer import verify, verify_rows
 from trainer.errors import UserError, last_words
 
@@ -126,6 +128,19 @@ def test_what_is_asked_of_a_model_is_not_how_an_accelerator_rounds(here):
 def test_accelerators_are_held_to_the_same_bits_each_time(here):
     """By what --exact sets, and a drill where there are some: else two undisturbed starts differ (an H200)."""
     trainer("probe", "--backend=tensorflow", "--model=planted:deterministic", "--exact", cwd=here)
+
+
+@pytest.mark.parametrize("verb", ["verify", "drill"])
+def test_who_is_told_to_stop_leaves_no_files_and_no_runs(verb, tmp_path):
+    process = start(verb, "--backend=jax", cwd=tmp_path, TMPDIR=str(tmp_path))
+    while not (started := children(process.pid)):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    time.sleep(2)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130 and err == "\nonecurve: stopped\n"
+    assert not any(map(alive, started)) and not [*tmp_path.iterdir()]
 
 
 def test_a_backend_that_fails_is_not_taken_for_one_without_accelerators(monkeypatch):

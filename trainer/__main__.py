@@ -15,6 +15,7 @@ import dataclasses
 import gc
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,7 @@ from trainer.preemption import SIGNALS, leave_when_told
 TOGETHER = ("train", "evaluate")  # these are done by all processes of a cluster
 # These only read what runs have left, or start runs: at once, and where no backend is installed.
 WITHOUT_KERAS = ("verify", "doctor", "checkpoints", "diff", "drill", "report")
+INTERRUPTED = 128 + signal.SIGINT  # as a shell has it
 COMPARING = ("probe", "export")  # with what is computed otherwise: of other examples, by another graph
 
 
@@ -46,6 +48,8 @@ def main(argv: Sequence[str]) -> int:
     verb = argv[1]
     if verb == "train" and (cluster.is_chief or config.strategy != "parameter_server"):
         leave_when_told()
+    elif verb not in TOGETHER:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: its files go, and runs it started
     if verb == "export":
         # A SavedModel is TensorFlow's format, and a checkpoint restores on either backend.
         anywhere = {name: getattr(Config, name) for name in WHERE}
@@ -117,6 +121,9 @@ def _guarded(function: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> A
 def _run(argv: Sequence[str]) -> None:
     try:
         leave(_guarded(main, argv))
+    except KeyboardInterrupt:
+        print("\nonecurve: stopped", file=sys.stderr)
+        leave(INTERRUPTED)
     except Exception:
         traceback.print_exc()
         leave(1)

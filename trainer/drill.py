@@ -34,7 +34,11 @@ def run(config: Config) -> int:
         )
         print(f"{steps} steps, saved every {every}: {' '.join(config.to_flags())}\n", flush=True)
         whole = Patient(config, directory / "undisturbed")
-        if code := whole.finish():
+        try:
+            code = whole.finish()
+        finally:
+            whole.kill()
+        if code:
             print(whole.log.read_text()[-2000:])
             raise UserError("drill", "", f"the undisturbed run ended with {code}", "mend that first")
         hash_, log = whole.result()

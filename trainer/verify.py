@@ -41,8 +41,11 @@ def run(config: Config) -> int:
         print(f"\n{len(rows)} runs of {runs.steps} steps, each in a process of its own", flush=True)
         runs.start_state()
         with concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
-            for row in pool.map(runs.run, rows):
-                print(f"  ran {row.name}", flush=True)
+            try:
+                for row in pool.map(runs.run, rows):
+                    print(f"  ran {row.name}", flush=True)
+            finally:
+                runs.end()
         by_name = {row.name: row for row in rows}
         for row in rows:
             runs.judge(row, by_name.get(row.against))
@@ -75,6 +78,7 @@ class Runs:
         self._start = config.initialize_from or str(directory / "start")
         self._there = verify_rows.accelerators()
         self._first = config.backend or next(iter(self._there))
+        self._running: set[subprocess.Popen[str]] = set()
 
     def probe(self) -> dict[str, Any]:
         """What model and data say when each is asked alone."""
@@ -193,7 +197,20 @@ class Runs:
         environment = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"}
         if on_cpu:
             environment |= gpus.NONE
-        return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        with subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+            self._running.add(process)
+            try:
+                out, err = process.communicate()
+                return subprocess.CompletedProcess(command, process.returncode, out, err)
+            finally:
+                self._running.discard(process)
+                process.kill()
+
+    def end(self) -> None:
+        """Ends what is running."""
+        for process in list(self._running):
+            process.kill()
 
 
 def likely_cause(failed: Sequence[Row]) -> str:
