@@ -132,9 +132,10 @@ def test_a_signal_that_also_ends_the_processes_that_read(backend, tmp_path):
     assert summary(tmp_path / "run")["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
 
 
-def test_forks_of_a_killed_run_are_not_in_its_way_and_end(tmp_path):
+@pytest.mark.parametrize("how", ["fork", "ours"])
+def test_processes_of_a_killed_run_are_not_in_its_way_and_end(how, tmp_path):
     """A fork has what the process had that was killed: the lock of the run's directory, too, if nobody sees to it."""
-    data = "--dataset=tests.faulty:read_by_processes(how='fork')"
+    data = f"--dataset=tests.faulty:read_by_processes(how={how!r})"
     flags = ("--backend=jax", data, "--save_every=20", "--run_dir=run")
     process = start(*flags, "--steps=1000000", cwd=tmp_path)
     wait_for_checkpoint(process, tmp_path / "run", 20)

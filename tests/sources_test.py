@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import struct
@@ -22,6 +23,7 @@ from PIL import Image, ImageOps
 from input_pipeline import arrays, digits, images, mixture, records, table, text
 from input_pipeline.cache import cached
 from input_pipeline.dataset import prepare
+from input_pipeline.processes import Processes
 from input_pipeline.source import Arrays, DataError, Subset, example_spec, read
 from tests.forks import trainer
 from tests.running import lines, summary
@@ -47,6 +49,67 @@ def test_arrays_in_files(tmp_path):
     trainer("--dataset=digits", *FLAGS, f"--run_dir={tmp_path / 'b'}")
     assert "1,437 examples to train on, 360 to test on" in of_files.stdout
     assert summary(tmp_path / "a")["weights_sha256"] == summary(tmp_path / "b")["weights_sha256"]
+
+
+READ_BESIDE = """
+import os
+import numpy as np
+from input_pipeline import digits
+from input_pipeline.processes import Processes
+from input_pipeline.source import DataError
+
+class Source:
+    def __init__(self, source, last):
+        self.source, self.last, self.trainer = source, last, os.getpid()
+
+    def __len__(self):
+        return len(self.source)
+
+    def read(self, ids):
+        assert os.getpid() != self.trainer and not os.environ["CUDA_VISIBLE_DEVICES"]
+        if max(ids) > self.last:
+            raise DataError(f"example {max(ids)} is torn")
+        return self.source.read(ids)
+
+def load(last=2000):
+    data = digits.load()
+    return {"train": Processes(Source(data.train, last)), "evaluation": data.evaluation, "classes": 10}
+
+def slow():
+    return {"train": Slow(digits.load().train, 0)}
+
+class Slow(Source):
+    def read(self, ids):
+        for _ in ids:
+            sum(i * i for i in range(4000))
+        return self.source.read(ids)
+"""
+
+
+def test_processes_read_a_source(tmp_path):
+    (tmp_path / "beside.py").write_text(READ_BESIDE)
+    trainer("--dataset=beside:load", *FLAGS, "--run_dir=beside", cwd=tmp_path)
+    trainer("--dataset=digits", *FLAGS, "--run_dir=direct", cwd=tmp_path)
+    assert summary(tmp_path / "beside")["weights_sha256"] == summary(tmp_path / "direct")["weights_sha256"]
+    err = trainer("--dataset=beside:load(last=1400)", *FLAGS, "--run_dir=torn", code=2, cwd=tmp_path).stderr
+    assert re.search(r"example 14\d\d is torn", err)
+
+
+def test_what_processes_can_t_read():
+    class Local(Arrays):
+        """Whose module does not know it."""
+
+    with pytest.raises(
+        DataError, match=r"its Local can't be handed to processes: .*Open files and make locks in read\(\)"
+    ):
+        Processes(Local(X))
+
+
+@pytest.mark.long
+def test_a_source_whose_threads_wait_for_each_other_is_told_of_processes(tmp_path):
+    (tmp_path / "beside.py").write_text(READ_BESIDE)
+    out = trainer("input", "--backend=jax", "--dataset=beside:slow", cwd=tmp_path).stdout
+    assert "input_pipeline.processes.Processes(source)" in out
 
 
 def test_arrays_of_objects_and_cut_files_are_refused(tmp_path):
@@ -717,6 +780,8 @@ def test_reads_of_a_stream_are_those_of_its_arrays():
     for ids in ([0], [0, 1, 2], [700, 701], [1435, 1436, 0, 1], [1, 1, 1], [5, 3, 3], range(600, 1300), [0]):
         x, y = read(stream, ids)
         assert (x == X[list(ids)]).all() and (y == Y[list(ids)]).all()
+    with pytest.raises(DataError, match="read in its own order, by one process"):
+        Processes(stream)
 
 
 def test_who_looks_at_a_stream_s_beginning_does_not_take_its_place():

@@ -12,14 +12,16 @@ import keras
 import numpy as np
 
 from input_pipeline import order
+from input_pipeline.ahead import cores, in_order
 from input_pipeline.blocks import block_steps
 from input_pipeline.pipeline import Pipeline
-from input_pipeline.source import flatten, read
+from input_pipeline.source import flatten, ids_at, read
 from trainer.config import Config
 from trainer.errors import OK
 from trainer.loading import load_dataset
 from trainer.readable import size
 
+_ONE, _SEVERAL = "source, one thread", "source, a thread a core"
 _SECONDS = 3.0  # that each stage is measured for
 _CEILING = 2**26  # bytes that are copied and read to measure the machine
 
@@ -48,13 +50,14 @@ def run(config: Config) -> int:
     element = pipeline.read_block(0)
     bytes_ = sum(leaf.nbytes for leaf in flatten(element)) / examples
     positions = np.arange(examples)
-    ids = order.order(config.seed, positions, len(data.train))
+    ids = ids_at(data.train, config.seed, positions)
     of_tensorflow = keras.config.backend() == "tensorflow"
     blocks = pipeline.dataset().as_numpy_iterator() if of_tensorflow else pipeline.blocks()
-    next(blocks)  # the pipeline's own start is not its speed
+    several = in_order(lambda _: read(data.train, ids), itertools.count(), 0)
     stages: dict[str, Callable[[int], Any]] = {
         "order of the examples": lambda i: order.order(config.seed, positions + i * examples, len(data.train)),
-        "source, one thread": lambda i: read(data.train, ids),
+        _ONE: lambda i: read(data.train, ids),
+        _SEVERAL: lambda i: next(several),
         "a block, one thread": dataclasses.replace(pipeline, pace=0.0).read_block,
         "pipeline": lambda i: next(blocks),
     }
@@ -66,12 +69,13 @@ def run(config: Config) -> int:
     most = ceilings["machine: memcpy"]
     for name, speed in (speeds | ceilings).items():
         print(f"{name:<26} {speed:>14,.0f} {size(speed * bytes_):>10} {speed / most:>10.1%}")
-    print("\n" + _advice(config, speeds))
+    print("\n" + _advice(config, speeds, most))
     return OK
 
 
 def _rate(stage: Callable[[int], Any]) -> float:
-    """Calls per second."""
+    """Calls per second, after the first: a pipeline's start is not its speed."""
+    stage(0)
     begin = time.perf_counter()
     for calls in itertools.count(1):
         stage(calls)
@@ -94,15 +98,21 @@ def _machine() -> dict[str, float]:
     return {"memcpy": copies, "page-cache read": reads}
 
 
-def _advice(config: Config, speeds: dict[str, float]) -> str:
+def _advice(config: Config, speeds: dict[str, float], most: float) -> str:
     step = config.global_batch / speeds["pipeline"]
     advice = f"Steps of less than {1e3 * step:.2f} ms would wait for these data."
-    source, block = speeds["source, one thread"], speeds["a block, one thread"]
+    source, block = speeds[_ONE], speeds["a block, one thread"]
     if source < 2 * block and config.cache == "none" and source < 0.5 * speeds["order of the examples"]:
-        return (
-            f"{advice} Most of the time is the source's own: --cache=memory, or a file, keeps what it has decoded; "
+        advice += (
+            " Most of the time is the source's own: --cache=memory, or a file, keeps what it has decoded; "
             "--prefetch=16 has as many blocks read at once, should it wait for disks or networks."
         )
+        if cores() > 1 and speeds[_SEVERAL] < 1.3 * source < 0.1 * most:  # it is not the memory that is slow
+            advice += (
+                " Several threads read hardly faster than one, as where read() is Python code: "
+                "input_pipeline.processes.Processes(source) has processes read it."
+            )
+        return advice
     if block < 0.5 * source:
         return f"{advice} Most of the time is spent around the reading: the order, checks of labels, augment."
     return advice
