@@ -13,7 +13,8 @@ _LIMITS = {
     "data": (
         0.2,
         "input: devices wait for data",
-        "--cache=memory, or a source that reads faster; --prefetch=16, if it waits for disks or networks",
+        "--cache=memory, or a source that reads faster; --prefetch=16, if it waits for disks or networks; "
+        "python -m trainer input tells its stages apart",
     ),
     "save": (0.05, "checkpoints: saves hold the training up", "a longer --save_every, or a faster disk for --run_dir"),
     "evaluate": (0.3, "evaluation", "a longer --evaluate_every"),
