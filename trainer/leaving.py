@@ -46,5 +46,5 @@ def leave_at_once(code: int) -> NoReturn:
             tidying.start()
             tidying.join(_PATIENCE)
             for child in multiprocessing.active_children():
-                child.kill()  # it may have our own way of handling SIGTERM
+                child.kill()  # it does not end by itself
     os._exit(code)
