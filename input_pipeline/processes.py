@@ -5,7 +5,7 @@ import os
 import pickle
 import signal
 import threading
-from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,8 @@ class Processes:
     """
 
     def __init__(self, source: Any, count: int = 0) -> None:
-        self._length, source = len(source), adapted(source)
+        source = adapted(source)
+        self._length = len(source)
         if is_streamed(source):
             raise DataError("a tf.data.Dataset is read in its own order, by one process")
         try:
@@ -44,13 +45,19 @@ class Processes:
                 "read(), and define functions and classes at the top of a module"
             ) from None
         context = multiprocessing.get_context("spawn")
-        self._processes = futures.ProcessPoolExecutor(count or cores(), context, _begin, (packed,))
+        self._processes = ProcessPoolExecutor(count or cores(), context, _begin, (packed,))
 
     def __len__(self) -> int:
         return self._length
 
     def read(self, ids: npt.NDArray[np.int64]) -> Example:
-        return self._processes.submit(_read, ids).result()
+        try:
+            return self._processes.submit(_read, ids).result()
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "a process that reads was ended, as for lack of memory (give Processes a smaller count), or could not "
+                "begin, as it has said"
+            ) from error
 
 
 def _begin(packed: bytes) -> None:

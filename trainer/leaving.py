@@ -38,7 +38,8 @@ def leave(code: int) -> NoReturn:
 def leave_at_once(code: int) -> NoReturn:
     """Ends the process, and those that it has started by `multiprocessing`, which may wait for its word for ever."""
     with contextlib.suppress(Exception):
-        if children := multiprocessing.active_children():
+        children = multiprocessing.active_children()
+        if children or "multiprocessing.synchronize" in sys.modules:  # whose semaphores would be left
             for child in children:
                 if not child.daemon:
                     child.terminate()
