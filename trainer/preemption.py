@@ -113,7 +113,8 @@ def until_told(
 
     A thread takes them, one ahead, so that a block's way to the devices overlaps the steps of the block before; and
     a source that stalls, as on a disk that does not answer, keeps nobody from obeying. No process goes on to compute
-    before all have their block, for in what they compute together they could not be reached.
+    before all have their block, for in what they compute together they could not be reached. Where a source fails and
+    nobody is told to stop, its error is raised.
 
     Args:
       blocks: of this process; every process has as many.
@@ -123,7 +124,10 @@ def until_told(
     """
 
     def all_have() -> bool:
-        mine = bool(futures.wait([coming], _LOOK_EVERY).done) and not coming.exception()
+        mine = bool(futures.wait([coming], _LOOK_EVERY).done)
+        if mine and coming.exception():  # a signal that has ended the source's workers may reach this process later
+            time.sleep(_LOOK_EVERY)
+            mine = False
         with for_others() if mine and peers.cluster.size > 1 else contextlib.nullcontext():
             return all(peers.gather(mine))
 
@@ -135,7 +139,7 @@ def until_told(
                 if told():
                     return
                 if coming.done():
-                    coming.result()  # not before all were asked: a signal may have ended the source's workers, too
+                    coming.result()
                     peers.doing("data, which another process waits for")  # it is not this one that makes no progress
             if (block := coming.result()) is None:
                 return
