@@ -155,7 +155,7 @@ def test_a_launcher_that_is_killed_leaves_nobody(tmp_path):
 def test_processes_that_read_end_with_the_one_that_is_killed(backend, tmp_path):
     """Nor does their share in its connections keep the others from noticing at once."""
     data = "--dataset=tests.faulty:read_by_processes(how='fork')"
-    flags = (f"--strategy={STRATEGY[backend]}", "--replicas=2", data, "--save_every=20", "--steps=2000")
+    flags = (f"--strategy={STRATEGY[backend]}", "--replicas=2", data, "--save_every=20", "--steps=600")
     process = launch(*flags, f"--run_dir={tmp_path / 'run'}", restarts=1)
     wait_for_checkpoint(process, tmp_path / "run", 40)
     pids = children(process.pid)
