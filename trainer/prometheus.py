@@ -34,12 +34,12 @@ class Endpoint(keras.callbacks.Callback):
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Takes the metrics of a line of the log."""
+        """Takes the metrics of a line of the log, and those of an evaluation that comes with it."""
         self._values = {**self._values, "step": batch + 1, **(logs or {})}
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Takes those of an evaluation, too."""
-        self._values = {**self._values, "epoch": epoch + 1, **(logs or {})}
+        """Counts it. Its means are not taken: what is served of a name is of the newest line of the log."""
+        self._values = {**self._values, "epoch": epoch + 1}
 
     def on_train_end(self, logs: Any = None) -> None:
         """Frees the port."""
