@@ -122,7 +122,9 @@ def test_a_signal_that_also_ends_the_processes_that_read(backend, tmp_path):
     process = start(*flags, "--steps=1000000", "--run_dir=run", cwd=tmp_path)
     wait_for_steps(process, tmp_path / "run")
     time.sleep(1)  # it waits for data, most likely
-    for pid in (process.pid, *children(process.pid)):
+    readers = children(process.pid)
+    assert readers
+    for pid in (process.pid, *readers):
         os.kill(pid, signal.SIGTERM)
     out, err = process.communicate(timeout=20)
     assert process.returncode == 75, err
@@ -139,6 +141,7 @@ def test_processes_of_a_killed_run_are_not_in_its_way_and_end(how, tmp_path):
     process = start(*flags, "--steps=1000000", cwd=tmp_path)
     wait_for_checkpoint(process, tmp_path / "run", 20)
     readers = children(process.pid)
+    assert readers
     for reader in readers:
         os.kill(reader, signal.SIGSTOP)  # or they might end before the next start
     process.kill()

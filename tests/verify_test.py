@@ -133,10 +133,10 @@ def test_accelerators_are_held_to_the_same_bits_each_time(here):
 @pytest.mark.parametrize("verb", ["verify", "drill"])
 def test_who_is_told_to_stop_leaves_no_files_and_no_runs(verb, tmp_path):
     process = start(verb, "--backend=jax", cwd=tmp_path, TMPDIR=str(tmp_path))
+    time.sleep(4)  # so that it is past asking who is there
     while not (started := children(process.pid)):
         assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    time.sleep(2)
+        time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=10)
     assert process.returncode == 130 and err == "\nonecurve: stopped\n"
