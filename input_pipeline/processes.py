@@ -22,7 +22,7 @@ _READ: list[Source] = []  # in a process that reads: what it reads
 class Processes:
     """Examples of another source, read by processes beside the trainer's, as many at once as threads ask for some.
 
-    They begin as Python does, not as forks, and import the source's module; each has its own copy of the source.
+    They are spawned, not forked, and import the source's module; each has its own copy of the source.
 
     Args:
       source: names of files, say: small, and pickle can write it down. Whatever may be a part of a dataset will do.
