@@ -3,14 +3,16 @@
 import collections
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 Read = TypeVar("Read")
 
 
-def in_order(read: Callable[[int], Read], indices: Iterable[int], most: int, threads: int = 0) -> Iterator[Read]:
+def in_order(
+    read: Callable[[int], Read], indices: Iterable[int], most: int, threads: int = 0
+) -> Generator[Read, None, None]:
     """What `read` makes of each index, in their order.
 
     Args:

@@ -1,5 +1,6 @@
 """The verb input: how fast the data come, without a model, beside what this machine can do at most."""
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -53,15 +54,16 @@ def run(config: Config) -> int:
     ids = ids_at(data.train, config.seed, positions)
     of_tensorflow = keras.config.backend() == "tensorflow"
     blocks = pipeline.dataset().as_numpy_iterator() if of_tensorflow else pipeline.blocks()
-    several = in_order(lambda _: read(data.train, ids), itertools.count(), 0)
-    stages: dict[str, Callable[[int], Any]] = {
-        "order of the examples": lambda i: order.order(config.seed, positions + i * examples, len(data.train)),
-        _ONE: lambda i: read(data.train, ids),
-        _SEVERAL: lambda i: next(several),
-        "a block, one thread": dataclasses.replace(pipeline, pace=0.0).read_block,
-        "pipeline": lambda i: next(blocks),
+    rates = {
+        "order of the examples": _rate(
+            lambda i: order.order(config.seed, positions + i * examples, len(data.train)),
+        ),
+        _ONE: _rate(lambda _: read(data.train, ids)),
+        _SEVERAL: _rate_of_threads(lambda _: read(data.train, ids)),
+        "a block, one thread": _rate(dataclasses.replace(pipeline, pace=0.0).read_block),
+        "pipeline": _rate(lambda _: next(blocks)),
     }
-    speeds = {name: _rate(stage) * examples for name, stage in stages.items()}
+    speeds = {name: rate * examples for name, rate in rates.items()}
     ceilings = {f"machine: {name}": rate / bytes_ for name, rate in _machine().items()}
     print(f"--dataset={config.dataset}: {len(data.train):,} examples of {size(bytes_)}, opened in {opened:.1f}s;")
     print(f"blocks of {block} steps of {config.global_batch} examples, --prefetch={config.prefetch}\n")
@@ -83,6 +85,12 @@ def _rate(stage: Callable[[int], Any]) -> float:
         if seconds > _SECONDS:
             return calls / seconds
     raise AssertionError  # count() does not end
+
+
+def _rate_of_threads(stage: Callable[[int], Any]) -> float:
+    """The same of a thread a core; they read no further when the next is measured."""
+    with contextlib.closing(in_order(stage, itertools.count(), 0)) as several:
+        return _rate(lambda _: next(several))
 
 
 def _machine() -> dict[str, float]:
