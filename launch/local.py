@@ -141,7 +141,7 @@ class Group:
         if 0 < len(self._gpus) < computing:
             few = f"{computing} processes are more than the GPUs here, {', '.join(self._gpus)}"
             print(f"launch: {few}: they compute on CPUs", flush=True)
-        self._readers: list[threading.Thread] = []
+        self._readers, self._started = list[threading.Thread](), list[subprocess.Popen[bytes]]()
         self._processes = [self._start(index) for index in range(len(self._roles))]
 
     def wait(self, signals: _Signals) -> int:
@@ -168,7 +168,7 @@ class Group:
             if time.monotonic() > deadline:
                 self._send(signal.SIGKILL)
             time.sleep(0.05)
-        for process in self._processes:
+        for process in self._started:
             if process.returncode < 0:  # killed, so that what it has started was not ended
                 with contextlib.suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -178,8 +178,8 @@ class Group:
 
     def _may_replace(self, index: int, code: int) -> bool:
         """Whether a process that ended is a worker that others can do without for a while."""
-        asynchronous, restartable = "ps" in self._roles, code not in FINAL
-        return asynchronous and self._roles[index] == "worker" and restartable and self.replaced < self._replacements
+        asynchronous = "ps" in self._roles and self._roles[index] == "worker"
+        return asynchronous and code not in FINAL and self.replaced < self._replacements
 
     def _send(self, number: int) -> None:
         for process in self._processes:
@@ -190,8 +190,7 @@ class Group:
         return Cluster(tuple(self._addresses), index, "TF_CONFIG", tuple(self._roles))
 
     def _start(self, index: int) -> "subprocess.Popen[bytes]":
-        role = self._roles[index]
-        cluster: dict[str, list[str]] = {}
+        role, cluster = self._roles[index], dict[str, list[str]]()
         for name, address in zip(self._roles, self._addresses, strict=True):
             cluster.setdefault(name, []).append(address)
         config = {"cluster": cluster, "task": {"type": role, "index": index - self._roles.index(role)}}
@@ -204,6 +203,7 @@ class Group:
             start_new_session=True,  # Ctrl-C reaches them through us alone, once
             preexec_fn=_end_with_parent,
         )
+        self._started.append(process)  # of a worker that is replaced, each
         assert process.stdout
         log = console.Lossy(self._logs / f"process-{index}.log", "a")
         self._readers.append(threading.Thread(target=_copy, args=(process.stdout, log, index), daemon=True))
