@@ -84,6 +84,7 @@ FLOORS = {
     "trainer.validation": 4,
     "trainer.utilization": 4,
     "trainer.prometheus": 2,
+    "trainer.tracing": 4,
     "trainer.health": 4,
     "trainer.report": 4,
     "trainer.input": 4,

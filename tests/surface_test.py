@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+import shutil
 import time
 import urllib.request
 
@@ -59,6 +60,23 @@ def test_what_a_run_leaves_behind(backend, tmp_path):
     assert list((run / "tensorboard").rglob("*.xplane.pb")), "no profiler trace"
     flags = (run / "run.flags").read_text().splitlines()
     assert "--steps=60" in flags
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_trace_of_what_is_left_of_its_steps_or_none(backend, tmp_path):
+    """A start in the midst of them traces the rest; what the profiler can't do stops no run, and is said."""
+    flags = (f"--backend={backend}", f"--run_dir={tmp_path / 'run'}", "--profile_steps=20,30")
+    assert "--profile_steps=20,30 are not among the run's 20 steps" in trainer(*flags, "--steps=20").stdout
+    folders = tmp_path / "run" / "tensorboard" / "plugins"
+    assert not folders.exists()
+    assert "steps 20 to 25 to" in trainer(*flags, "--steps=25").stdout
+    shutil.rmtree(folders)  # so that a second trace in the same second is one, too
+    trainer(*flags, "--steps=28")
+    assert list(folders.rglob("*.xplane.pb")), "no trace of the steps that were left"
+    shutil.rmtree(folders)
+    folders.write_text("a file, where a folder should be")
+    ended = trainer(*flags, "--steps=40")
+    assert ended.stderr.count("no trace of steps 20 to 30: ") == 1 and summary(tmp_path / "run")["step"] == 40
 
 
 TRACKER = """

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from trainer import preemption
+from trainer import preemption, tracing
 from trainer.assembly import Assembly
 from trainer.clock import Interval
 from trainer.cluster import outside_interfaces
@@ -95,6 +95,7 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
         **program.doubts,
         "memory": f"{size(variables)} of variables + {size(gradients)} of gradients on each device, and activations",
         "saving": f"{often} to {directory / 'checkpoints'}, the newest {config.keep} and the best are kept",
+        **({"tracing": traced} if (traced := tracing.words(config, parts.steps, directory / "tensorboard")) else {}),
         "continue": config.command(),
         "watch": f"tensorboard --logdir {shlex.quote(str(directory / 'tensorboard'))}",
     }

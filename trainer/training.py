@@ -22,6 +22,7 @@ from trainer.recovery import Progress, Recovery, Restored
 from trainer.reporting import Nothing, Reporting
 from trainer.run_directory import RunDirectory
 from trainer.sums import Totals
+from trainer.tracing import Tracing
 from trainer.utilization import Utilization
 from trainer.validation import Validation
 
@@ -52,7 +53,6 @@ class Training:
         patient = not (config.callbacks or self._guard.steers or parts.program.scales_loss)
         self._log = Log(parts, self.pipeline, ledger, progress, patient)
         self.in_flight: Totals | None = None  # of the last chunk
-        self._tracing = False
         self.told, self._pace = 0, 1  # told: what all have agreed to obey; pace: see the clock
         self.owed = set(progress.owed)  # what was due when the start before was told to stop
         self.health, self.utilization = Health(parts, ledger, self.step), Utilization(parts, self.step)
@@ -75,7 +75,8 @@ class Training:
             self.reporting.say(
                 "the callbacks are not those of the checkpoint: those of other names have no memory of the run"
             )
-        self._profile()
+        self._tracing = Tracing(config, parts.strategy, directory.tensorboard, parts.peers.cluster.index)
+        self._tracing.at(self.step, self.ended)
         if not self.step:
             self.save({})  # from here on there is always a good checkpoint
 
@@ -118,7 +119,7 @@ class Training:
         due, trouble = self._agreed(self.clock.due(self.step) | self.owed)
         last = self.step >= self.parts.steps
         logs = last or bool(due & {"log", "evaluate", "epoch"})
-        self._profile()
+        self._tracing.at(self.step, self.ended)
         line = self._log.line(self.step)
         if not (logs or self._log.waits):
             due.discard("tell")
@@ -234,12 +235,6 @@ class Training:
             self._log.stalled(self.clock.now() - began)
         if self.ended and (trouble := self.recovery.settle(last=True)):
             raise self._guard.error(trouble, self.recovery.last_good)
-
-    def _profile(self) -> None:
-        first, last = self.parts.config.profile_range() or (-1, -1)
-        if (self.step == first) or (self._tracing and (self.step >= last or self.ended)):
-            self._tracing = not self._tracing
-            self.parts.strategy.trace(str(self._directory.tensorboard), self._tracing)
 
     def final_metrics(self) -> dict[str, float] | None:
         """The last line's metrics, and those of the last evaluations; None where steps or evaluations are left."""
