@@ -17,7 +17,7 @@ FLOORS = {
     "trainer.gpus": 0,
     "trainer.forks": 0,
     "trainer.slurm": 0,
-    "trainer.mpi": 0,
+    "trainer.starters": 0,
     "trainer.ports": 0,
     "trainer.config": 0,
     "trainer.command_line": 0,

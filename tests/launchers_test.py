@@ -1,4 +1,4 @@
-"""Processes started by what others have: Open MPI, and what names the hosts of a slice of TPUs, or SkyPilot's."""
+"""Processes started by what others have: mpirun, torchrun, and what names a TPU slice's hosts, or SkyPilot's."""
 
 import os
 import re
@@ -80,3 +80,17 @@ def test_slices_of_which_none_knows_the_others_are_told(tmp_path):
     told = {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0", "MEGASCALE_NUM_SLICES": "2"}
     err = trainer(*FLAGS, f"--run_dir={tmp_path / 'run'}", code=2, **told).stderr
     assert "TPU_WORKER_HOSTNAMES" in err and "one slice of several" in err
+
+
+def test_what_torchrun_tells(tmp_path):
+    """With its variables alone, for torch is no package of ours."""
+    told = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    processes = [start(*FLAGS, f"--run_dir={tmp_path / 'run'}", RANK=str(i), **told) for i in range(2)]
+    for process in processes:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    assert summary(tmp_path / "run")["step"] == 30
+    of_two_hosts = told | {"RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    err = trainer(*FLAGS, f"--run_dir={tmp_path / 'run'}", code=2, **of_two_hosts).stderr
+    assert "torchrun tells no process the hosts of the others" in err and "--cluster=$RANK@" in err
+    assert resolve("", told).size == 1, "one that no starter has numbered"

@@ -7,7 +7,7 @@ Asked in this order, and the first that speaks is believed:
   4. Kubeflow: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID (a JAXJob's without JAX_)
   5. GKE's slices of TPUs: TPU_WORKER_HOSTNAMES, TPU_WORKER_ID; and SkyPilot's SKYPILOT_NODE_IPS, SKYPILOT_NODE_RANK
   6. Slurm, in a step that srun started
-  7. mpirun, of Open MPI, MPICH or Intel MPI, on one host
+  7. mpirun, of Open MPI, MPICH or Intel MPI, or torchrun, on one host
 What is wrong with the one that speaks is said rather than passed over.
 """
 
@@ -18,7 +18,7 @@ import pathlib
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
-from trainer import mpi, ports, slurm
+from trainer import ports, slurm, starters
 from trainer.connection import resolved
 from trainer.errors import UserError
 
@@ -108,7 +108,7 @@ def resolve(flag: str = "", environment: Mapping[str, str] = os.environ) -> Clus
     """
     if flag:
         return _from_flag(flag)
-    for source in (_from_tf_config, _from_processes, _from_kubeflow, _from_hosts, _from_slurm, _from_mpi):
+    for source in (_from_tf_config, _from_processes, _from_kubeflow, _from_hosts, _from_slurm, _from_starter):
         cluster = source(environment)
         if cluster is not None:
             return cluster
@@ -234,8 +234,8 @@ def _from_slurm(environment: Mapping[str, str]) -> Cluster | None:
     return Cluster(tuple(found[0]), found[1], "Slurm") if found else None
 
 
-def _from_mpi(environment: Mapping[str, str]) -> Cluster | None:
-    if not (found := mpi.processes(environment)):
+def _from_starter(environment: Mapping[str, str]) -> Cluster | None:
+    if not (found := starters.processes(environment)):
         return None
-    make, size, rank, start = found
-    return Cluster(tuple(ports.addresses(["127.0.0.1"] * size, start)), rank, make)
+    starter, size, rank, start = found
+    return Cluster(tuple(ports.addresses(["127.0.0.1"] * size, start)), rank, starter)
