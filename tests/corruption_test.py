@@ -171,7 +171,7 @@ def test_a_hostile_manifest_is_refused(what, run, tmp_path):
     del manifest["sha256"]
     (path.parent / "link").symlink_to(path.parent / checkpoint.WEIGHTS)
     HOSTILE[what](manifest)
-    path.write_text(json.dumps(manifest | {"sha256": checkpoint._digest(manifest)}))
+    path.write_text(json.dumps(manifest | {"sha256": checkpoint.digest(manifest)}))
     with pytest.raises(checkpoint.Damaged):
         checkpoint.verify(copy / "00000020")
 
@@ -193,7 +193,7 @@ def test_progress_of_another_version(change, code, said, run, tmp_path):
     manifest = json.loads(path.read_text())
     del manifest["sha256"]
     change(manifest["progress"])
-    path.write_text(json.dumps(manifest | {"sha256": checkpoint._digest(manifest)}))
+    path.write_text(json.dumps(manifest | {"sha256": checkpoint.digest(manifest)}))
     flags = (*FLAGS, f"--run_dir={copy}")
     ran = trainer(*flags, code=code)
     assert said in ran.stdout + ran.stderr and "Traceback" not in ran.stderr
@@ -228,7 +228,7 @@ def test_a_hostile_file_is_set_aside(what, run, tmp_path):
     manifest = json.loads((path / checkpoint.MANIFEST).read_text())
     del manifest["sha256"]
     manifest["files"] = {checkpoint.WEIGHTS: digests.of_file(path / checkpoint.WEIGHTS)}
-    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest | {"sha256": checkpoint._digest(manifest)}))
+    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest | {"sha256": checkpoint.digest(manifest)}))
     checkpoint.verify(path)  # so far, all is well
     (copy / "summary.json").unlink()
     ran = trainer(*FLAGS, f"--run_dir={tmp_path / 'other'}", f"--initialize_from={path}", code=2)

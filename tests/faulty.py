@@ -39,6 +39,12 @@ def linear(input_shape):
     return model
 
 
+def unseeded(input_shape, classes):
+    model = keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
+    model.set_weights([np.random.default_rng().normal(size=weight.shape) for weight in model.get_weights()])
+    return model
+
+
 class Fail(keras.callbacks.Callback):
     """Fails in process 1 at the first logged step from `step` on, unless the file `once` exists; it then does."""
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import signal
 import socket
 import time
@@ -141,6 +142,24 @@ def test_processes_that_differ_are_told(backend, different, named, tmp_path):
         assert process.returncode == 2, err
         assert f"process 1 differs from process 0 in {named}" in err
     assert not (tmp_path / "run" / "definition.json").exists()
+
+
+def test_processes_that_would_begin_with_other_variables_are_told(tmp_path):
+    """By what a model draws for itself, or by what lies under one name on each host: nothing is trained."""
+    for index in range(2):
+        (host := tmp_path / str(index)).mkdir()
+        trainer("--backend=jax", "--steps=10", f"--seed={index}", f"--run_dir={host / 'before'}")
+    for flag, told in {
+        "--model=tests.faulty:unseeded": "begins with other variables in process 1 than in process 0",
+        "--initialize_from=before": "process 1 differs from process 0 in the checkpoint of --initialize_from: 00000010",
+    }.items():
+        cluster = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+        flags = ("--strategy=device_mesh", "--steps=10", f"--run_dir={tmp_path / 'run'}", flag)
+        processes = [start(*flags, f"--cluster={i}@{cluster}", cwd=tmp_path / str(i)) for i in range(2)]
+        for process in processes:
+            _, err = process.communicate(timeout=120)
+            assert process.returncode == 2 and told in err, err
+        shutil.rmtree(tmp_path / "run")
 
 
 def test_a_callback_of_one_process_ends_the_run_of_all(tmp_path):

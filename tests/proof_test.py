@@ -60,7 +60,7 @@ def test_a_checkpoint_put_at_another_step_is_noticed(run, tmp_path):
     newest = copy / "checkpoints" / "00000020"
     manifest = json.loads((newest / "manifest.json").read_text())
     manifest = {k: v for k, v in manifest.items() if k != "sha256"} | {"step": 30}
-    manifest["sha256"] = checkpoint._digest(manifest)
+    manifest["sha256"] = checkpoint.digest(manifest)
     (newest / "manifest.json").write_text(json.dumps(manifest))
     newest.rename(newest.with_name("00000030"))
     trainer("--backend=jax", *FLAGS, "--steps=40", f"--run_dir={copy}")

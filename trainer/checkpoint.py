@@ -35,7 +35,7 @@ class Damaged(Exception):
 def commit(temporary: pathlib.Path, files: dict[str, Any], variables: dict[str, Any], state: dict[str, Any]) -> None:
     """Writes the manifest of files that are on the disk, and gives their directory its name."""
     manifest = json.loads(json.dumps({"files": files, "variables": variables, **state}))  # as it will be read
-    replace(temporary / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1))
+    replace(temporary / MANIFEST, json.dumps(manifest | {"sha256": digest(manifest)}, indent=1))
     sync_directory(temporary)
     target = temporary.parent / f"{state['step']:08d}"
     before = target.with_name(f".{target.name}{_BEFORE}")
@@ -78,7 +78,7 @@ def verify(path: pathlib.Path, arrays: bool = True) -> dict[str, Any]:
         files, written = dict(manifest["files"]), manifest.pop("sha256")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"{path / MANIFEST}: {error!r}") from None
-    if _digest(manifest) != written:
+    if digest(manifest) != written:
         raise Damaged(f"{path / MANIFEST} is not what was written")
     step = manifest.get("step")
     if not isinstance(step, int) or f"{step:08d}" != path.name:
@@ -124,5 +124,6 @@ def arrays(path: pathlib.Path, manifest: dict[str, Any]) -> dict[str, np.ndarray
     return hdf5_file.arrays(path / WEIGHTS)
 
 
-def _digest(manifest: dict[str, Any]) -> str:
+def digest(manifest: dict[str, Any]) -> str:
+    """Of all that a verified checkpoint holds."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

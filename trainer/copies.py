@@ -9,9 +9,17 @@ def compare(parts: Assembly, step: int, recovery: Recovery) -> None:
     """Compares them over all processes, before they are saved.
 
     Raises:
-      UserError: a device's variables are not those of the first.
+      UserError: a device's variables are not those of the first, or a process has begun with others.
     """
     gathered = parts.peers.gather(parts.strategy.checksums())
+    others = [str(p) for p, of_process in enumerate(gathered) if of_process[:1] != gathered[0][:1]]
+    if others and not step and all(len(set(of_process)) == 1 for of_process in gathered):
+        raise UserError(
+            "model",
+            parts.config.model,
+            f"begins with other variables in process {', '.join(others)} than in process 0",
+            "have build() draw them by Keras's initializers, which --seed seeds, and read the same files everywhere",
+        )
     numbers = [number for of_process in gathered for number in of_process]
     names = [f"device {d} of process {p}" for p, of_process in enumerate(gathered) for d in range(len(of_process))]
     differing = [name for name, number in zip(names, numbers, strict=True) if number != numbers[0]]

@@ -38,7 +38,9 @@ def restore(config: Config, peers: Peers) -> tuple[Assembly, pathlib.Path]:
     definition = directory.definition()
     if definition is None:
         raise UserError("run_dir", directory.path, "holds no run (no definition.json)", "give the directory of a run")
-    found = checkpoint.newest(directory.checkpoints)
+    parts = assemble(config, peers, int(definition["flags"]["replicas"]), training=False)
+    directory.check({"variables": parts.program.signature(), "architecture": parts.program.architecture()})
+    found = checkpoint.newest(directory.checkpoints)  # now: a run that goes on removes old ones
     wanted = (pair for pair in found if directory.checkpoint in (None, pair[0]))
     good = next(((path, manifest) for path, manifest in wanted if isinstance(manifest, dict)), None)
     if good is None:
@@ -47,12 +49,12 @@ def restore(config: Config, peers: Peers) -> tuple[Assembly, pathlib.Path]:
             "run_dir", given, "holds no good checkpoint", "see python -m trainer checkpoints for those that are"
         )
     path, manifest = good
-    parts = assemble(config, peers, int(definition["flags"]["replicas"]), training=False)
-    directory.check({"variables": parts.program.signature(), "architecture": parts.program.architecture()})
+    peers.agree({"the newest checkpoint": f"{path.name}, digest {checkpoint.digest(manifest)[:12]}"})
     try:
         saving.read(path, parts.program, manifest)
     except checkpoint.Damaged as error:
-        raise UserError("run_dir", path, f"can't be read: {error}", "give another checkpoint of the run") from None
+        fix = "give another checkpoint of the run; or try again, where it goes on, and has removed this one"
+        raise UserError("run_dir", path, f"can't be read: {error}", fix) from None
     now = {"flags": parts.config.definition(), "data": parts.dataset.facts()}
     if now == {name: definition[name] for name in now}:  # on other data, the loss is another
         check_probe(config, path, manifest["probe"], parts.probe)

@@ -8,6 +8,7 @@ import numpy as np
 
 from trainer import checkpoint, hdf5, optimizers, saving
 from trainer.errors import UserError
+from trainer.peers import Peers
 from trainer.program import Program
 
 
@@ -53,8 +54,15 @@ def read_model_variables(path: pathlib.Path, program: Program, manifest: dict[st
         program.assign(copy, program.to_host(variable).__getitem__)
 
 
-def find(where: str) -> tuple[pathlib.Path, dict[str, Any]]:
-    """The checkpoint that --initialize_from names: a checkpoint, or a run directory's newest good one."""
+def find(where: str, peers: Peers) -> tuple[pathlib.Path, dict[str, Any]]:
+    """The checkpoint that --initialize_from names, the same in all processes."""
+    path, manifest = _find(where)
+    peers.agree({"the checkpoint of --initialize_from": f"{path.name}, digest {checkpoint.digest(manifest)[:12]}"})
+    return path, manifest
+
+
+def _find(where: str) -> tuple[pathlib.Path, dict[str, Any]]:
+    """A checkpoint, or a run directory's newest good one."""
     path = pathlib.Path(where)
     if (path / checkpoint.MANIFEST).exists():
         try:

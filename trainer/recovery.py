@@ -103,7 +103,7 @@ class Recovery:
         self._watch({})
         origin = f"initial weights from --seed={self._config.seed}"
         if self._config.initialize_from:
-            path, manifest = initial.find(self._config.initialize_from)
+            path, manifest = initial.find(self._config.initialize_from, self._peers)
             initial.read_model_variables(path, self._program, manifest)
             origin = f"initial weights from {path}"
         return Restored(0, Progress(self._program.objective.no_totals()), origin)
