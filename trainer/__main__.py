@@ -27,12 +27,13 @@ from trainer import agreement, backend, console, forks, gpus, run_directory
 from trainer.cluster import ALONE, resolve
 from trainer.command_line import WHERE, define_flags, from_flags, parse
 from trainer.config import Config
-from trainer.errors import UserError, out_of_memory
+from trainer.errors import OK, UserError, out_of_memory
 from trainer.leaving import leave
 from trainer.peers import Peers
 from trainer.preemption import SIGNALS, leave_when_told
 
-TOGETHER = ("train", "evaluate")  # these are done by all processes of a cluster
+TOGETHER = ("train", "evaluate")  # these are done by all processes of a cluster; others by process 0,
+EACH = ("doctor", "input")  # or, as they tell of a machine, by each alone
 # These only read what runs have left, or start runs: at once, and where no backend is installed.
 WITHOUT_KERAS = ("verify", "doctor", "checkpoints", "diff", "drill", "report")
 INTERRUPTED = 128 + signal.SIGINT  # as a shell has it
@@ -43,9 +44,13 @@ def main(argv: Sequence[str]) -> int:
     """Runs a verb. Returns the exit code."""
     config = from_flags()
     cluster = resolve(config.cluster)  # what is wrong with it is said before anything heavy is imported
+    verb = argv[1]
+    if verb not in TOGETHER + EACH:
+        if not cluster.is_chief:
+            return OK
+        cluster = ALONE
     os.environ |= gpus.own(cluster, os.environ)
     forks.keep_apart(SIGNALS)
-    verb = argv[1]
     if verb == "train" and (cluster.is_chief or config.strategy != "parameter_server"):
         leave_when_told()
     elif verb not in TOGETHER:

@@ -78,6 +78,7 @@ class Cluster:
 
 
 ALONE = Cluster()
+ALONE_FLAG = "--cluster=0@localhost:1"  # one process, whatever its environment says
 Wrong = Callable[[str, str], UserError]
 _JOBS = ("chief", "worker", "ps")
 _HOSTS = {"TPU_WORKER_HOSTNAMES": "TPU_WORKER_ID", "SKYPILOT_NODE_IPS": "SKYPILOT_NODE_RANK"}  # a process on each

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from trainer import checkpoint
 from trainer.append import records
+from trainer.cluster import ALONE_FLAG
 from trainer.config import Config
 from trainer.errors import PREEMPTED
 from trainer.readable import OF_TIME
@@ -35,7 +36,7 @@ class Patient:
 
     def __init__(self, config: Config, directory: pathlib.Path) -> None:
         flags = dataclasses.replace(config, run_dir=str(directory)).to_flags()
-        command = ["-m", "trainer", *flags]
+        command = ["-m", "trainer", ALONE_FLAG, *flags]
         if config.strategy in ("multi_worker_mirrored", "parameter_server") or config.cluster:
             command = ["-m", "launch.local", "--processes=2", "--", *flags]
         self._command = [sys.executable, *command]

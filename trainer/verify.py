@@ -16,6 +16,7 @@ from typing import Any
 
 from trainer import gpus, verify_rows
 from trainer.append import records
+from trainer.cluster import ALONE_FLAG
 from trainer.config import Config
 from trainer.diff import relative
 from trainer.errors import OK, UserError, last_words
@@ -192,8 +193,10 @@ class Runs:
         return self._directory / row.name.replace(",", "").replace(" ", "-")
 
     def _trainer(self, *arguments: str, processes: int = 1, on_cpu: bool = False) -> "subprocess.CompletedProcess[str]":
-        program = ["trainer"] if processes == 1 else ["launch.local", f"--processes={processes}", "--"]
-        command = [sys.executable, "-m", *program, *arguments, *self._flags]
+        program, place = ["trainer"], [ALONE_FLAG]
+        if processes > 1:
+            program, place = ["launch.local", f"--processes={processes}", "--"], []
+        command = [sys.executable, "-m", *program, *arguments, *place, *self._flags]
         environment = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"}
         if on_cpu:
             environment |= gpus.NONE
