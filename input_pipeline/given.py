@@ -10,7 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from input_pipeline.merging import items, merged
-from input_pipeline.source import Arrays, DataError, Example, Source, as_array, flatten, map_structure, without_nones
+from input_pipeline.source import (
+    Arrays,
+    DataError,
+    Example,
+    Source,
+    as_array,
+    flatten,
+    is_array,
+    map_structure,
+    of_rows,
+    without_nones,
+)
 
 _KEPT = 8  # batches
 
@@ -22,17 +33,17 @@ def adapted(given: Any) -> Any:
 
         return Stream(given)  # a tf.data.Dataset
     given = without_nones(given) if isinstance(given, tuple) else given
-    if _is_array(given) or (isinstance(given, dict) and given and _is_arrays(given)):
+    if is_array(given) or (isinstance(given, dict) and given and _is_arrays(given)):
         return Arrays(map_structure(as_array, given))
-    if isinstance(given, tuple) and len(given) > 3 and all(map(_is_array, given)):
+    if isinstance(given, tuple) and len(given) > 3 and all(map(is_array, given)):
         raise DataError(f"it is {len(given)} arrays: give (x, y) or (x, y, weight)")
-    if isinstance(given, list) and len(given) == 1 and _is_array(given[0]):
+    if isinstance(given, list) and len(given) == 1 and is_array(given[0]):
         raise DataError("it is a list of one array: give the array itself, whose first dim is that of the examples")
     if isinstance(given, tuple | list) and len(given) in (1, 2, 3):
         if isinstance(given, tuple):
             given = _without_lists(given)
         # A list's parts may be examples, too.
-        if all(map(_is_arrays if isinstance(given, tuple) else _is_array, given)):
+        if all(map(_is_arrays if isinstance(given, tuple) else is_array, given)):
             return Arrays(*map_structure(as_array, given))
     if hasattr(given, "num_batches"):
         return Batches(given)  # a keras.utils.PyDataset
@@ -44,7 +55,7 @@ def is_whole(part: Any) -> bool:
     """Whether it is a part of a dataset, such as what to train on, and not of its examples, such as their labels."""
     if isinstance(part, tuple):
         return True
-    source = None if isinstance(part, list | dict) or _is_array(part) else adapted(part)
+    source = None if isinstance(part, list | dict) or is_array(part) else adapted(part)
     return isinstance(source, Source)
 
 
@@ -53,33 +64,21 @@ def _without_lists(parts: tuple[Any, ...]) -> tuple[Any, ...]:
     lists = [part for part in parts if isinstance(part, list)]
     if not lists:
         return parts
-    others = {len(leaf) for part in parts if not isinstance(part, list) for leaf in flatten(part) if _is_array(leaf)}
-    inputs = all(part and all(map(_is_array, part)) for part in lists)
+    others = {len(leaf) for part in parts if not isinstance(part, list) for leaf in flatten(part) if is_array(leaf)}
+    inputs = all(part and all(map(is_array, part)) for part in lists)
     inputs = inputs and len(others.union(len(array) for part in lists for array in part)) == 1
     if inputs and len(others.union(map(len, lists))) == 1:
         raise DataError(
             "a list of arrays may hold examples, or several inputs: give examples as one array, by np.stack(...), and "
             "several inputs as a tuple or a dict"
         )
-    make = tuple if inputs else _of_list
+    make = tuple if inputs else of_rows
     return tuple(make(part) if isinstance(part, list) else part for part in parts)
-
-
-def _of_list(numbers: list[Any]) -> npt.NDArray[Any]:
-    try:
-        return np.asarray(numbers)
-    except ValueError as error:
-        raise DataError(f"a list is of no one shape ({error}): pad sequences; give several inputs as a dict") from None
-
-
-def _is_array(given: Any) -> bool:
-    """Whether it is an array of numpy's, or what becomes one: pandas', TensorFlow's, JAX's."""
-    return hasattr(given, "__array__") and len(getattr(given, "shape", ())) > 0
 
 
 def _is_arrays(part: Any) -> bool:
     """Whether it is an array, or a dict or a tuple of some."""
-    return all(map(_is_array, flatten(part)))
+    return all(map(is_array, flatten(part)))
 
 
 class Items:

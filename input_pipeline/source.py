@@ -155,12 +155,41 @@ def checked(example: Any, ids: npt.NDArray[np.int64], by: str) -> Example:
         raise DataError(f"{by} returned {type(example).__name__}, not a tuple (x, y) or (x, y, weight), or x alone")
     x, *others = without_nones(example)
     y, *weight = others or ((),)
-    example = map_structure(as_array, (x, y, *weight))
+    example = map_structure(as_array, tuple(map(_without_lists, (x, y, *weight))))
     for array in flatten(example):
         _check_is_of_numbers(array)
         if array.shape[:1] != ids.shape:
-            raise DataError(f"{by} of {len(ids)} ids returned an array of shape {array.shape}")
+            raise DataError(
+                f"{by} of {len(ids)} ids returned an array of shape {array.shape}. A list of arrays is several inputs; "
+                "of examples make one array, by np.stack(...)"
+            )
     return example
+
+
+def _without_lists(part: Any) -> Any:
+    """x, y or weight, in which a list is of several inputs where it holds arrays, and else one array's rows."""
+    if isinstance(part, dict):
+        return {name: _without_lists(value) for name, value in part.items()}
+    if isinstance(part, list) and not any(is_array(each) or isinstance(each, dict | tuple) for each in part):
+        return of_rows(part)
+    return tuple(map(_without_lists, part)) if isinstance(part, tuple | list) else part
+
+
+def of_rows(rows: list[Any]) -> npt.NDArray[Any]:
+    """np.asarray.
+
+    Raises:
+      DataError: they are of several lengths.
+    """
+    try:
+        return np.asarray(rows)
+    except ValueError as error:
+        raise DataError(f"a list is of no one shape ({error}): pad sequences; give several inputs as a dict") from None
+
+
+def is_array(given: Any) -> bool:
+    """Whether it is an array of numpy's, or what becomes one: pandas', TensorFlow's, JAX's."""
+    return hasattr(given, "__array__") and len(getattr(given, "shape", ())) > 0
 
 
 def without_nones(example: Any) -> Any:
@@ -194,11 +223,11 @@ def fingerprint(source: Source) -> str:
 
 
 def map_structure(function: Callable[[Any], Any], structure: Any) -> Any:
-    """Applies a function to every leaf of nested tuples, lists and dicts (a Spec is a leaf)."""
+    """Applies a function to every leaf of nested tuples, lists, which become tuples, and dicts (a Spec is a leaf)."""
     if isinstance(structure, dict):
         return {k: map_structure(function, v) for k, v in structure.items()}
     if isinstance(structure, tuple | list) and not isinstance(structure, Spec):
-        return type(structure)(map_structure(function, v) for v in structure)
+        return tuple(map_structure(function, v) for v in structure)
     return function(structure)
 
 
@@ -217,5 +246,5 @@ def pack(structure: Any, leaves: Iterator[Any]) -> Any:
         packed = {k: pack(structure[k], leaves) for k in sorted(structure)}
         return {k: packed[k] for k in structure}
     if isinstance(structure, tuple | list) and not isinstance(structure, Spec):
-        return type(structure)(pack(s, leaves) for s in structure)
+        return tuple(pack(s, leaves) for s in structure)
     return next(leaves)

@@ -24,9 +24,9 @@ from input_pipeline import arrays, digits, images, mixture, records, table, text
 from input_pipeline.cache import cached
 from input_pipeline.dataset import prepare
 from input_pipeline.processes import Processes
-from input_pipeline.source import Arrays, DataError, Subset, example_spec, read
+from input_pipeline.source import Arrays, DataError, Subset, checked, example_spec, read
 from tests.forks import trainer
-from tests.running import lines, summary
+from tests.running import curve, deviation, lines, summary
 from trainer import loading
 
 DATA = digits.load()
@@ -671,6 +671,35 @@ def test_batches_are_taken_apart():
 def test_what_load_may_not_return(loaded, said):
     with pytest.raises(DataError, match=said):
         prepare(loaded, 0.0).facts()
+
+
+LISTS = """
+import keras, numpy as np
+
+class Source:
+    def __len__(self): return 100
+    def read(self, ids):
+        x = np.stack([np.full(3, i / 100, np.float32) for i in ids])
+        return [x, x[:, :2]], [int(i % 3) for i in ids]
+
+def load(): return {"train": Source(), "classes": 3}
+
+def build():
+    inputs = [keras.Input((n,)) for n in (3, 2)]
+    return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Concatenate()(inputs)))
+"""
+
+
+def test_a_list_is_several_inputs_or_the_rows_of_an_array(tmp_path):
+    """As fit() takes it; tf.data knows no lists."""
+    (tmp_path / "lists.py").write_text(LISTS)
+    flags = ("--dataset=lists:load", "--model=lists:build", "--steps=5", "--global_batch=20", "--log_every=1")
+    for backend in ("tensorflow", "jax"):
+        trainer(*flags, f"--backend={backend}", f"--run_dir={tmp_path / backend}", cwd=tmp_path)
+    assert deviation(curve(tmp_path / "tensorflow"), curve(tmp_path / "jax")) <= 1e-6
+    told = r"array of shape \(3,\). A list of arrays is several inputs; of examples make one array"
+    with pytest.raises(DataError, match=told):
+        checked(([np.zeros(3)] * 2, [0, 1]), np.arange(2), "read(ids)")
 
 
 SLOW = """

@@ -20,15 +20,16 @@ def run(config: Config, peers: Peers) -> int:
     if parts.dataset.validation is None and parts.dataset.evaluation is None:
         fix = "give another --dataset, or let this one have `evaluation`, too"
         raise UserError("dataset", config.dataset, "has no examples but those that are trained on", fix)
-    print(f"{path} on {parts.strategy.description}")
     results: dict[str, float] = {}
     with parts.program.averaged():
         if parts.dataset.validation is not parts.dataset.evaluation and parts.dataset.validation is not None:
             results |= evaluate(parts, parts.dataset.validation, "val_")
         if parts.dataset.evaluation is not None:
             results |= evaluate(parts, parts.dataset.evaluation, "test_")
-    print(words(results))
-    print(encoded({"step": int(path.name), **results}))
+    if peers.cluster.is_chief:
+        print(f"{path} on {parts.strategy.description}")
+        print(words(results))
+        print(encoded({"step": int(path.name), **results}))
     return OK
 
 
