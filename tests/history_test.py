@@ -97,6 +97,13 @@ def test_a_slow_network_is_named(backend, tmp_path):
 
 
 @pytest.mark.long
+def test_a_log_that_takes_longer_than_the_steps_is_named(tmp_path):
+    flags = ("--backend=jax", "--model=mlp(units=8,depth=1)", "--steps=15000", "--log_every=1")
+    trainer(*flags, "--evaluate_every=never", "--save_every=never", f"--run_dir={tmp_path}")
+    assert summary(tmp_path)["bottleneck"].startswith("the log: its lines hold the training up, ")
+
+
+@pytest.mark.long
 def test_a_clean_run_gets_no_verdict(tmp_path):
     flags = ("--model=convnet", "--steps=6000", "--log_every=100", *FLAGS[2:])
     out = trainer(*flags, f"--run_dir={tmp_path}").stdout

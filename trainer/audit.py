@@ -6,10 +6,12 @@ the ids that the pipelines of all processes handed out for the steps since the l
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from input_pipeline import order
 from input_pipeline.source import Source, ids_at
@@ -21,6 +23,7 @@ from trainer.run_directory import RunDirectory
 
 BROKEN = 1
 _SHOWN = 20  # ids that are printed
+_AT_ONCE = 2**20  # ids that are in memory
 
 
 def run(config: Config) -> int:
@@ -60,19 +63,27 @@ class Plan:
     def __init__(self, config: Config, source: Source) -> None:
         self._seed, self._batch, self._source, self.examples = config.seed, config.global_batch, source, len(source)
 
-    def ids(self, step: int) -> np.ndarray:
-        """int64 (global batch,): the examples of a step, counted from 0."""
-        return ids_at(self._source, self._seed, step * self._batch + np.arange(self._batch))
+    def ids(self, first: int, end: int) -> npt.NDArray[np.int64]:
+        """(end - first, global batch): the examples of steps, counted from 0."""
+        positions = np.arange(first * self._batch, end * self._batch)
+        return ids_at(self._source, self._seed, positions).reshape(-1, self._batch)
+
+    def _checksums(self, steps: int) -> npt.NDArray[np.uint64]:
+        """(steps,): of the ids of each of the first steps."""
+        many = max(1, _AT_ONCE // self._batch)
+        ends = [*range(0, steps, many), steps]
+        sums = [order.checksums(self.ids(first, end)) for first, end in itertools.pairwise(ends)]
+        return np.concatenate([np.zeros(0, np.uint64), *sums])
 
     def problems(self, lines: list[dict[str, Any]]) -> Iterator[str]:
         """Whatever contradicts the promise, in words."""
-        before = 0
+        before, sums = 0, self._checksums(max((line["step"] for line in lines), default=0))
         for line in lines:
             steps = range(before, line["step"])
             if not steps:
                 yield f"step {line['step']} is logged twice, or after a later one"
                 continue
-            yield from self._compared(steps, int(line["ids"], 16))
+            yield from self._compared(steps, int(line["ids"], 16), sums)
             before = line["step"]
         for number in range(before * self._batch // self.examples + 1):
             positions = number * self.examples + np.arange(self.examples)
@@ -80,26 +91,23 @@ class Plan:
             if (counts != 1).any():
                 yield f"pass {number} is no permutation of the examples"
 
-    def _compared(self, steps: range, fed: int) -> Iterator[str]:
+    def _compared(self, steps: range, fed: int, sums: npt.NDArray[np.uint64]) -> Iterator[str]:
         """Nothing, if the steps were fed their ids; else which were lost or repeated, where that explains it."""
-        looked_at = range(max(0, steps.start - len(steps)), steps.stop)
-        sums = {step: int(order.checksums([self.ids(step)])[0]) for step in looked_at}
-        missing = (sum(sums[step] for step in steps) - fed) % 2**64
+        missing = (int(sums[steps.start : steps.stop].sum(dtype=np.uint64)) - fed) % 2**64
         if not missing:
             return
         where = f"steps {steps.start + 1} to {steps.stop}"
-        for first in sums:
-            total = 0
-            for end in range(first + 1, steps.stop + 1):
-                total = (total + sums[end - 1]) % 2**64
-                for word, value in (("lost", total), ("fed again", -total % 2**64)):
-                    if value == missing:
-                        ids = self._named(first, end)
-                        yield f"{where}: of steps {first + 1} to {end}, these examples were {word}: {ids}"
-                        return
+        lost, again = np.uint64(missing), np.uint64(-missing % 2**64)
+        for first in range(max(0, steps.start - len(steps)), steps.stop):
+            totals = np.cumsum(sums[first : steps.stop], dtype=np.uint64)
+            if (found := np.flatnonzero((totals == lost) | (totals == again))).size:
+                end, word = first + int(found[0]) + 1, "lost" if totals[found[0]] == lost else "fed again"
+                ids = self._named(first, end)
+                yield f"{where}: of steps {first + 1} to {end}, these examples were {word}: {ids}"
+                return
         yield f"{where}: were fed other examples than the run's order gives"
 
     def _named(self, first: int, end: int) -> str:
-        ids = np.concatenate([self.ids(step) for step in range(first, end)])
+        ids = self.ids(first, end).ravel()
         more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
         return ", ".join(map(str, ids[:_SHOWN])) + more

@@ -61,7 +61,7 @@ def _definitions(a: _Run, b: _Run) -> Iterator[str]:
 def _lines(a: _Run, b: _Run) -> Iterator[str]:
     """The first logged step at which they differ, causes before effects."""
     ends = sorted(a.lines.keys() & b.lines.keys())
-    of_same_steps = [end for end in ends if a.since[end] == b.since[end]]
+    of_same_steps = {end for end in ends if a.since[end] == b.since[end]}
     for last, end in zip([0, *ends], ends, strict=False):
         x, y = a.lines[end], b.lines[end]
         where = f"step {end}" if end == last + 1 else f"between steps {last + 1} and {end} (--log_every=1 tells)"
@@ -102,8 +102,8 @@ def _norms(x: dict[str, float], y: dict[str, float]) -> Iterator[str]:
         )
 
 
-def _worst(a: _Run, b: _Run, ends: list[int]) -> Iterator[str]:
-    logged = [end for end in ends if "loss" in a.lines[end] and "loss" in b.lines[end]]
+def _worst(a: _Run, b: _Run, ends: set[int]) -> Iterator[str]:
+    logged = [end for end in sorted(ends) if "loss" in a.lines[end] and "loss" in b.lines[end]]
     if logged:
         apart = {end: relative(a.lines[end]["loss"], b.lines[end]["loss"]) for end in logged}
         end = max(logged, key=lambda end: apart[end])

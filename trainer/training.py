@@ -201,14 +201,16 @@ class Training:
 
     def _tell(self, line: Line, evaluation: Mapping[str, float] | None = None) -> None:
         metrics = {**line.metrics, **(evaluation or {})}
-        self._log.tell(line)
-        self.reporting.log(line.step, metrics, self._log.facts(line), line.seconds)
+        with self._ledger("log"):
+            self._log.tell(line)
+            self.reporting.log(line.step, metrics, self._log.facts(line), line.seconds)
         with self._ledger("callbacks"):
             self._callbacks.on_train_batch_end(line.step - 1, metrics)
         self.health.look()
-        self.reporting.loses(self.step, self.health.verdict(self._ledger.table()))
         self.utilization.measure(self.reporting, self._ledger)
-        self.history.write(self.step)
+        with self._ledger("log"):
+            self.reporting.loses(self.step, self.health.verdict(self._ledger.table()))
+            self.history.write(self.step)
 
     def _end_epoch(self) -> None:
         epoch = self.clock.epochs_ended(self.step)

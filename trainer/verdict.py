@@ -23,6 +23,7 @@ _LIMITS = {
         "communication: devices add up their gradients (timed alone)",
         "a larger --global_batch, fewer processes, or a faster network between them",
     ),
+    "log": (0.1, "the log: its lines hold the training up", "a longer --log_every"),
     "callbacks": (0.1, "callbacks", "a longer --log_every, or callbacks that do less"),
 }
 
