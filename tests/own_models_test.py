@@ -1,6 +1,7 @@
 """Models, data, metrics and callbacks of a user's own: trained as compiled, weighed, exported."""
 
 import json
+import shutil
 import textwrap
 
 import keras
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.forks import trainer
-from tests.running import curve, deviation, lines, summary
+from tests.running import curve, deviation, finished, launch, lines, summary
 from trainer import checkpoint
 
 BACKENDS = ["tensorflow", "jax"]
@@ -828,3 +829,20 @@ def test_what_callbacks_are_told_of_an_epoch_is_of_all_its_steps(tmp_path):
     for told, of_parts in zip(whole, parts, strict=True):
         for name in ("loss", "accuracy"):
             assert of_parts[name] == pytest.approx(told[name], rel=1e-6)
+
+
+def test_what_keras_s_callbacks_tell_is_told_once(tmp_path):
+    """By one process of several, and after a checkpoint was lost: each epoch once, and none that was told before."""
+    table, board = tmp_path / "epochs.csv", tmp_path / "board"
+    flags = (f"--callbacks=CSVLogger(filename={str(table)!r})", f"--callbacks=TensorBoard(log_dir={str(board)!r})")
+    flags += ("--strategy=device_mesh", "--replicas=2", f"--run_dir={tmp_path / 'run'}")
+    finished(launch(*flags, "--steps=100"))
+    assert len(list((board / "train").iterdir())) == 1
+    told = table.read_text().splitlines()
+    assert [line.partition(",")[0] for line in told] == ["epoch", "0", "1", "2", "3"]
+    newest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-2:]
+    for path in newest:  # of the end, and of the fourth epoch's
+        shutil.rmtree(path)
+    trainer(*flags, "--devices=2", "--steps=120")
+    again = table.read_text().splitlines()
+    assert again[:5] == told and [line.partition(",")[0] for line in again[5:]] == ["4"]

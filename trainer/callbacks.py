@@ -1,5 +1,6 @@
 """Keras callbacks from the flags, and their state over restarts."""
 
+import contextlib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ _KNOWN = {
     for name, kind in vars(keras.callbacks).items()
     if inspect.isclass(kind) and issubclass(kind, keras.callbacks.Callback) and kind is not keras.callbacks.Callback
 }
+_TELLING = ("CSVLogger", "ProgbarLogger", "RemoteMonitor", "TensorBoard")  # what one process tells is told
 _SAVING = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
 
 
@@ -57,6 +59,9 @@ class Callbacks(keras.callbacks.CallbackList):
         """
         rates = [o._learning_rate for o in optimizers.each_of(self._program.optimizer)]
         before = [(rate, np.array(self._program.to_host(rate))) for rate in rates if isinstance(rate, keras.Variable)]
+        for callback in self.callbacks:
+            if saved is not None and isinstance(callback, keras.callbacks.CSVLogger):
+                _go_on(callback, epoch)
         self.on_train_begin()
         self._fresh = self._plain()
         remembered = self._remembered(saved or [])
@@ -121,6 +126,19 @@ class Callbacks(keras.callbacks.CallbackList):
         ]
 
 
+def _go_on(log: keras.callbacks.CSVLogger, epoch: int) -> None:
+    """Keeps the lines of the epochs before one, where Keras's would begin the file anew, or tell epochs twice."""
+    log.append = True
+    with contextlib.suppress(FileNotFoundError), open(log.filename, "r+", encoding="utf-8") as file:
+        lines = file.readlines()
+        firsts = [line.partition(log.sep)[0] for line in lines]
+        file.seek(0)
+        file.writelines(
+            line for line, first in zip(lines, firsts, strict=True) if not first.isdigit() or int(first) < epoch
+        )
+        file.truncate()
+
+
 def _name(spec: str) -> str:
     return spec.partition("(")[0].strip()
 
@@ -135,7 +153,7 @@ def _check_saves(spec: str, kind: Any) -> None:
         )
 
 
-def create(specs: Sequence[str], program: Program, dataset: Dataset, clock: Clock) -> Callbacks:
+def create(specs: Sequence[str], program: Program, dataset: Dataset, clock: Clock, chief: bool) -> Callbacks:
     """The callbacks of --callbacks, by a name of keras.callbacks or a dotted path, bound to the model.
 
     Batch hooks are called at the ends of chunks of steps, where the host looks in anyway, with the
@@ -146,6 +164,7 @@ def create(specs: Sequence[str], program: Program, dataset: Dataset, clock: Cloc
       program: what is trained.
       dataset: what it is trained and evaluated on.
       clock: tells when epochs end.
+      chief: whether this process tells of the run. In others, those of Keras's that only tell do nothing.
 
     Raises:
       UserError: no such callback, or one that would do nothing, or harm, in a run.
@@ -195,7 +214,8 @@ def create(specs: Sequence[str], program: Program, dataset: Dataset, clock: Cloc
                 f"watches {watched!r}, which an epoch of this run does not give",
                 f"monitor one of {', '.join(sorted(names))}",
             )
-        callbacks.append(callback)
+        silent = not chief and type(callback).__name__ in _TELLING
+        callbacks.append(keras.callbacks.Callback() if silent else callback)
     told = {"epochs": clock.epochs_ended(clock.steps), "steps": clock.epoch_steps, "verbose": 0}  # as by fit()
     together = Callbacks(callbacks, specs, program, told)
     for callback, spec in zip(callbacks, specs, strict=True):

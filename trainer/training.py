@@ -69,7 +69,7 @@ class Training:
         self.reporting.define(
             printout.texts(parts), parts.program.model, config.definition() | parts.program.hyperparameters
         )
-        self._callbacks = keras_callbacks.create(config.callbacks, parts.program, parts.dataset, self.clock)
+        self._callbacks = keras_callbacks.create(config.callbacks, parts.program, parts.dataset, self.clock, chief)
         if not self._callbacks.begin(self.clock.epochs_ended(self.step) - ("epoch" in self.owed), progress.callbacks):
             self.stopped = False
             self.reporting.say(
