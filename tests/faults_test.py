@@ -166,6 +166,22 @@ def test_processes_that_read_end_with_the_one_that_is_killed(backend, tmp_path):
     finished(process)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "servers"), [("multi_worker_mirrored", 0), ("device_mesh", 0), ("parameter_server", 1)]
+)
+def test_a_signal_is_obeyed_once_the_cluster_is_joined_too(strategy, servers, tmp_path):
+    """Where frameworks have services of their own that handle SIGTERM, and data and model are not there yet."""
+    flags = (f"--strategy={strategy}", "--model=tests.faulty:slowly_built", f"--run_dir={tmp_path / 'run'}")
+    launcher = launch(*flags, servers=servers)
+    assert launcher.stdout
+    while "building" not in launcher.stdout.readline():
+        assert launcher.poll() is None
+    launcher.send_signal(signal.SIGTERM)
+    told = time.monotonic()
+    assert "Stopped by SIGTERM before its first step" in finished(launcher, code=75)
+    assert time.monotonic() - told < 5
+
+
 @long
 def test_an_elastic_group_goes_on_with_fewer_processes_and_with_all_again(whole, tmp_path):
     """Three processes, one is killed: two go on (of 6 replicas); then all three again, at the same curve."""

@@ -45,6 +45,13 @@ def unseeded(input_shape, classes):
     return model
 
 
+def slowly_built(input_shape, classes):
+    print("building", flush=True)
+    for _ in range(100):  # in Python, where signals are handled
+        time.sleep(0.1)
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
+
+
 class Fail(keras.callbacks.Callback):
     """Fails in process 1 at the first logged step from `step` on, unless the file `once` exists; it then does."""
 

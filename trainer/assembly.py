@@ -23,7 +23,7 @@ from trainer.errors import UserError
 from trainer.ledger import Ledger
 from trainer.loading import data_error, load_dataset
 from trainer.peers import Peers
-from trainer.preemption import until_told
+from trainer.preemption import take_back, until_told
 from trainer.program import Program
 from trainer.strategies import Strategy
 from trainer.strategies.base import Block
@@ -189,6 +189,7 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     peers.all_started()
     with backend.quiet():  # TensorFlow looks for GPUs, and complains of each way in which there are none
         strategy = strategies.create(config, keras.config.backend(), peers.cluster)
+    take_back()
     strategy.compiling = peers.compiling
     peers.agree({"its devices": strategy.description})
     lengthy.listener = _teller(peers)

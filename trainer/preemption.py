@@ -86,6 +86,12 @@ def leave_when_told() -> None:
     _have_handled(leave)
 
 
+def take_back() -> None:
+    """Has Python handle SIGTERM as before a cluster was joined: TensorFlow's and JAX's services then handle it, in C++,
+    and nobody is told."""
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+
 def _have_handled(handler: Callable[[int, FrameType | None], None]) -> None:
     for number in SIGNALS:
         if number in (signal.SIGTERM, signal.SIGINT) or signal.getsignal(number) in (signal.SIG_DFL, *_OURS):
