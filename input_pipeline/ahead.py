@@ -2,10 +2,11 @@
 
 import collections
 import itertools
-import os
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
+
+from input_pipeline.cores import cores
 
 Read = TypeVar("Read")
 
@@ -37,8 +38,3 @@ def in_order(
             yield pending.popleft().result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from input_pipeline import ahead, order
+from input_pipeline.cores import cores
 from input_pipeline.labels import Labels
 from input_pipeline.reader import Reader
 from input_pipeline.source import (
@@ -107,7 +108,7 @@ class Pipeline:
         if is_streamed(self.source):
             return 1
         examples = self.block * len(self.shares[0]) * (self.global_batch // self.replicas)
-        busy = -(-ahead.cores() // self._reader.threads(examples))
+        busy = -(-cores() // self._reader.threads(examples))
         return max(self.prefetch, min(busy, _AHEAD // self.size))
 
     @property

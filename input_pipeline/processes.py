@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from input_pipeline.ahead import cores
+from input_pipeline.cores import cores
 from input_pipeline.given import adapted
 from input_pipeline.source import DataError, Example, Source, is_streamed
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from input_pipeline.ahead import cores
+from input_pipeline.cores import cores
 from input_pipeline.source import DataError, Example, Source, Spec, flatten, is_streamed, map_structure, pack, read
 
 _PART = 0.1  # seconds of reading that are worth a thread's while

@@ -6,14 +6,18 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
 
+from input_pipeline.cores import allowed, cores, share
 from launch.local import free_ports
 from tests.conftest import need
 from tests.forks import trainer
-from tests.running import REPOSITORY, curve, deviation, finished, launch, lines, stall, start, summary
+from tests.lab import container
+from tests.running import REPOSITORY, curve, deviation, environment, finished, launch, lines, stall, start, summary
 from trainer import gpus
 from trainer.cluster import Cluster, resolve
 from trainer.connection import listen
@@ -160,6 +164,28 @@ def test_processes_that_would_begin_with_other_variables_are_told(tmp_path):
             _, err = process.communicate(timeout=120)
             assert process.returncode == 2 and told in err, err
         shutil.rmtree(tmp_path / "run")
+
+
+def test_processes_share_the_cores_of_their_host(tmp_path):
+    """To read data by; but where a scheduler has given each its own, it has these."""
+    flags = ("--strategy=device_mesh", "--replicas=2", "--steps=5", "--dataset=tests.faulty:says_cores")
+    out = finished(launch(*flags, f"--run_dir={tmp_path}"))
+    whole, ours = cores(), allowed()
+    assert out.count(f"cores: {max(1, whole // 2)}\n") == 2
+    try:
+        share(ours, [ours, [max(ours) + 1]])
+        assert cores() == whole
+    finally:
+        share(ours, [ours])
+
+
+def test_a_container_s_share_of_time_is_how_many_cores_it_has():
+    quota = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "90000"}
+    with container("cpu", quota, {"cpu.max": "90000 100000"}) as group:
+        command = f"{sys.executable} -c 'from input_pipeline.cores import cores; print(cores())'"
+        asked = f"echo $$ > {group}/cgroup.procs; exec {command}"
+        ran = subprocess.run(["sh", "-c", asked], cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
+        assert ran.stdout == "1\n", ran.stderr
 
 
 def test_a_callback_of_one_process_ends_the_run_of_all(tmp_path):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import keras
 import numpy as np
 
-from input_pipeline import lengthy
+from input_pipeline import cores, lengthy
 from input_pipeline.blocks import block_steps
 from input_pipeline.dataset import Dataset
 from input_pipeline.labels import Labels
@@ -192,6 +192,8 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     take_back()
     strategy.compiling = peers.compiling
     peers.agree({"its devices": strategy.description})
+    everyones = peers.gather(cores.allowed())
+    cores.share(cores.allowed(), [everyones[process] for process in peers.cluster.here])
     lengthy.listener = _teller(peers)
     data = load_dataset(config)  # after the strategy: a dataset that uses TensorFlow fixes TensorFlow's devices
     try:

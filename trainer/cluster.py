@@ -55,6 +55,12 @@ class Cluster:
         return self.roles[self.index] if self.roles else "worker"
 
     @property
+    def here(self) -> list[int]:
+        """The processes on this one's host."""
+        host = self.addresses[self.index].rpartition(":")[0]
+        return [i for i, address in enumerate(self.addresses) if address.rpartition(":")[0] == host]
+
+    @property
     def meeting(self) -> tuple[str, int]:
         """Where the processes meet: process 0's host, and the first port above its own that none there has."""
         host, _, port = self.addresses[0].rpartition(":")

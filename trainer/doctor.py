@@ -11,7 +11,7 @@ import shutil
 import socket
 import time
 
-from input_pipeline.ahead import cores
+from input_pipeline.cores import cores
 from trainer import backend, gpus, verify_rows
 from trainer.cluster import Cluster, outside_interfaces, resolve
 from trainer.config import Config

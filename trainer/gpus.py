@@ -29,7 +29,7 @@ def visible(environment: Mapping[str, str]) -> list[str]:
 
 def computing(cluster: Cluster) -> list[int]:
     """The processes on this one's host that compute steps: not a chief that hands them out, nor servers."""
-    return [i for i in _here(cluster) if "ps" not in cluster.roles or cluster.roles[i] == "worker"]
+    return [i for i in cluster.here if "ps" not in cluster.roles or cluster.roles[i] == "worker"]
 
 
 def share(cluster: Cluster, gpus: Sequence[str]) -> dict[str, str]:
@@ -56,7 +56,7 @@ def own(cluster: Cluster, environment: Mapping[str, str]) -> dict[str, str]:
       UserError: its host has fewer GPUs than processes.
     """
     gpus, on_node = visible(environment), environment.get(_ON_NODE, "")
-    if len(_here(cluster)) == 1 or environment.get("JAX_PLATFORMS") == "cpu":
+    if len(cluster.here) == 1 or environment.get("JAX_PLATFORMS") == "cpu":
         return {}
     if on_node.isdigit():
         if len(gpus) < int(on_node):  # it was bound to these
@@ -84,8 +84,3 @@ def tell_if_idle(backend: str) -> None:
             file=sys.stderr,
             flush=True,
         )
-
-
-def _here(cluster: Cluster) -> list[int]:
-    host = cluster.addresses[cluster.index].rpartition(":")[0]
-    return [i for i, address in enumerate(cluster.addresses) if address.rpartition(":")[0] == host]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from input_pipeline.ahead import cores
+from input_pipeline.cores import cores
 from trainer import host_memory
 from trainer.assembly import Assembly
 from trainer.ledger import Ledger

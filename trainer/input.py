@@ -13,8 +13,9 @@ import keras
 import numpy as np
 
 from input_pipeline import order
-from input_pipeline.ahead import cores, in_order
+from input_pipeline.ahead import in_order
 from input_pipeline.blocks import block_steps
+from input_pipeline.cores import cores
 from input_pipeline.pipeline import Pipeline
 from input_pipeline.source import flatten, ids_at, read
 from trainer.config import Config
