@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import input_pipeline.pipeline as pipeline_module
-from input_pipeline import ahead, memory, order, reader
+from input_pipeline import memory, order, reader
 from input_pipeline.blocks import block_steps, pace
 from input_pipeline.pipeline import Pipeline
 from input_pipeline.source import Arrays, Spec, flatten, map_structure
@@ -179,7 +179,7 @@ def moved(example, keys):
 @pytest.mark.parametrize("shuffled", [True, False])
 @pytest.mark.parametrize("cores", [1, 3, 64])
 def test_a_block_that_takes_long_is_read_by_several_threads(shuffled, cores, monkeypatch):
-    monkeypatch.setattr(ahead, "cores", lambda: cores)
+    monkeypatch.setattr(pipeline_module, "cores", lambda: cores)
     monkeypatch.setattr(reader, "cores", lambda: cores)
 
     def read(source, pace, augment=None):
@@ -199,7 +199,7 @@ def test_a_block_that_takes_long_is_read_by_several_threads(shuffled, cores, mon
     ("cores", "pace", "threads"), [(2, 0.0, 2), (64, 0.0, 64), (64, 0.01, 8), (64, 1.0, 2), (128, 9.0, 2)]
 )
 def test_as_many_blocks_are_read_at_once_as_keep_the_cores_busy(cores, pace, threads, monkeypatch):
-    monkeypatch.setattr(ahead, "cores", lambda: cores)
+    monkeypatch.setattr(pipeline_module, "cores", lambda: cores)
     monkeypatch.setattr(reader, "cores", lambda: cores)
     p = Pipeline(Nested(), 7, 24, 4, [range(4)], 4, pace=pace)
     assert p.threads == threads
