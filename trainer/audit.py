@@ -85,11 +85,19 @@ class Plan:
                 continue
             yield from self._compared(steps, int(line["ids"], 16), sums)
             before = line["step"]
-        for number in range(before * self._batch // self.examples + 1):
-            positions = number * self.examples + np.arange(self.examples)
-            counts = np.bincount(ids_at(self._source, self._seed, positions), minlength=self.examples)
-            if (counts != 1).any():
-                yield f"pass {number} is no permutation of the examples"
+        end = before * self._batch
+        for first in range(0, end, self.examples):
+            positions = range(first, min(first + self.examples, end))
+            if self._differing(positions) < len(positions):
+                yield f"pass {first // self.examples} is no permutation of the examples: some come twice"
+
+    def _differing(self, positions: range) -> int:
+        """How many examples lie at positions of one pass."""
+        seen = np.zeros(self.examples, bool)
+        for first in range(positions.start, positions.stop, _AT_ONCE):
+            some = np.arange(first, min(first + _AT_ONCE, positions.stop))
+            seen[ids_at(self._source, self._seed, some)] = True
+        return int(np.count_nonzero(seen))
 
     def _compared(self, steps: range, fed: int, sums: npt.NDArray[np.uint64]) -> Iterator[str]:
         """Nothing, if the steps were fed their ids; else which were lost or repeated, where that explains it."""
