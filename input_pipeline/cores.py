@@ -5,7 +5,8 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-_HIERARCHY, _OURS = pathlib.Path("/sys/fs/cgroup"), pathlib.Path("/proc/self/cgroup")
+from input_pipeline import cgroups
+
 _sharing = 1  # processes that share the cores of this one
 
 
@@ -32,14 +33,7 @@ def share(ours: Sequence[int], others: Sequence[Sequence[int]]) -> None:
 
 def _quota() -> float:
     """Of how many a container gives it the time: the least of its group's and of those above."""
-    found = [float(os.cpu_count() or 1)]
-    for line in _OURS.read_text().splitlines() if _OURS.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if not controllers or "cpu" in controllers.split(","):  # the second version of cgroups has one hierarchy
-            root = _HIERARCHY / "cpu" if controllers else _HIERARCHY
-            group = root / path.lstrip("/")
-            found += [_quota_of(folder) for folder in (group, *group.parents) if folder.is_relative_to(root)]
-    return min(found)
+    return min([float(os.cpu_count() or 1), *map(_quota_of, cgroups.folders("cpu"))])
 
 
 def _quota_of(group: pathlib.Path) -> float:

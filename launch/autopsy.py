@@ -4,23 +4,15 @@ import pathlib
 import re
 import resource
 
-_HIERARCHY = pathlib.Path("/sys/fs/cgroup")
+from input_pipeline import cgroups
+
 _PATIENCE = 3  # starts in a row that may end without a newer checkpoint
 
 
 def kills_for_memory() -> int:
     """How many processes of this container the system has killed for lack of memory; 0 where it does not tell."""
-    cgroups = pathlib.Path("/proc/self/cgroup")
-    for line in cgroups.read_text().splitlines() if cgroups.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":  # the second version of cgroups: one hierarchy
-            found = (_HIERARCHY / path.lstrip("/") / "memory.events", _HIERARCHY / "memory.events")
-        elif "memory" in controllers.split(","):
-            root = _HIERARCHY / "memory"
-            found = (root / path.lstrip("/") / "memory.oom_control", root / "memory.oom_control")
-        else:
-            continue
-        for file in found:
+    for folder in cgroups.folders("memory"):
+        for file in (folder / "memory.events", folder / "memory.oom_control"):  # of either version of cgroups
             if file.exists():
                 return sum(int(n) for n in re.findall(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE))
     return 0
