@@ -73,7 +73,8 @@ def test_hosts_that_are_named(hosts, number, separated, tmp_path):
     trainer(*FLAGS, "--devices=2", f"--run_dir={tmp_path / 'alone'}")
     assert summary(tmp_path / "run")["weights_sha256"] == summary(tmp_path / "alone")["weights_sha256"]
     assert "this process's number ''" in trainer(*FLAGS, f"--run_dir={tmp_path / 'run'}", code=2, **told).stderr
-    assert not trainer("report", f"--run_dir={tmp_path / 'run'}", **told, **{number: "1"}).stdout, "process 0 does it"
+    other = trainer("report", f"--run_dir={tmp_path / 'run'}", **told, **{number: "1"})
+    assert not other.stdout and f"process 1 of 2, as {hosts} says: process 0 does 'report'" in other.stderr
     assert "report.html" in trainer("report", f"--run_dir={tmp_path / 'run'}", **told, **{number: "0"}).stdout
     assert resolve("", {hosts: "one"}).size == 1
 

@@ -47,6 +47,8 @@ def main(argv: Sequence[str]) -> int:
     verb = argv[1]
     if verb not in TOGETHER + EACH:
         if not cluster.is_chief:
+            told = f"process {cluster.index} of {cluster.size}, as {cluster.source} says: process 0 does {verb!r}"
+            print(f"onecurve: {told}", file=sys.stderr)
             return OK
         cluster = ALONE
     os.environ |= gpus.own(cluster, os.environ)
