@@ -21,7 +21,7 @@ _KNOWN = {
     for name, kind in vars(keras.callbacks).items()
     if inspect.isclass(kind) and issubclass(kind, keras.callbacks.Callback) and kind is not keras.callbacks.Callback
 }
-_TELLING = ("CSVLogger", "ProgbarLogger", "RemoteMonitor", "TensorBoard")  # what one process tells is told
+_TELLING = tuple(_KNOWN[name] for name in ("CSVLogger", "ProgbarLogger", "RemoteMonitor", "TensorBoard"))
 _SAVING = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
 
 
@@ -214,7 +214,7 @@ def create(specs: Sequence[str], program: Program, dataset: Dataset, clock: Cloc
                 f"watches {watched!r}, which an epoch of this run does not give",
                 f"monitor one of {', '.join(sorted(names))}",
             )
-        silent = not chief and type(callback).__name__ in _TELLING
+        silent = not chief and type(callback) in _TELLING
         callbacks.append(keras.callbacks.Callback() if silent else callback)
     told = {"epochs": clock.epochs_ended(clock.steps), "steps": clock.epoch_steps, "verbose": 0}  # as by fit()
     together = Callbacks(callbacks, specs, program, told)
