@@ -88,10 +88,10 @@ class Plan:
         end = before * self._batch
         for first in range(0, end, self.examples):
             positions = range(first, min(first + self.examples, end))
-            if self._differing(positions) < len(positions):
+            if self._distinct(positions) < len(positions):
                 yield f"pass {first // self.examples} is no permutation of the examples: some come twice"
 
-    def _differing(self, positions: range) -> int:
+    def _distinct(self, positions: range) -> int:
         """How many examples lie at positions of one pass."""
         seen = np.zeros(self.examples, bool)
         for first in range(positions.start, positions.stop, _AT_ONCE):
