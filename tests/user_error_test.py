@@ -495,6 +495,8 @@ def project(tmp_path):
         (["--model=user_project:hashing"], ["hashing (Hashing)", "TensorFlow", "the source"]),
         (["--model=user_project:wide"], ["computes in float64", "JAX in 32 bits"]),
         (["--model=user_project:compiled", "--learning_rate=0.1"], ["compiled with SGD", "--optimizer=adam"]),
+        (["--model=user_project:compiled", "--learning_rate=0.001"], ["compiled with SGD", "set it in compile()"]),
+        (["--model=user_project:compiled", "--schedule=constant"], ["--schedule=constant", "compiled with SGD"]),
         (["--model=user_project:compiled_with(loss='entropy')"], ["a loss that is none", "entropy", "keras.losses"]),
         (["--model=user_project:compiled_with(metrics=['acuracy'])"], ["metrics that are none", "acuracy"]),
         (["--model=user_project:compiled_with(metrics=['mae'])"], ["labels (batch,)", "a metric does not take"]),
@@ -583,9 +585,19 @@ def test_the_directory_of_another_run(project):
     trainer(*flags, "--steps=5", cwd=project)  # nothing was lost: the run goes on
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-def test_a_loss_that_is_not_a_number(backend, project):
-    flags = ("--dataset=user_project:NotANumber", "--model=user_project:linear", "--seed=3")
+@pytest.mark.parametrize(
+    ("backend", "model", "fault"),
+    [
+        ("tensorflow", "linear", ("--learning_rate=0.001: the loss", "Fix: lower --learning_rate, clip")),
+        (
+            "jax",
+            "compiled_with",
+            ("--model=user_project:compiled_with: the loss", "Fix: lower the learning rate in comp"),
+        ),
+    ],
+)
+def test_a_loss_that_is_not_a_number(backend, model, fault, project):
+    flags = ("--dataset=user_project:NotANumber", f"--model=user_project:{model}", "--seed=3")
     err = trainer(
         *flags,
         f"--backend={backend}",
@@ -597,6 +609,7 @@ def test_a_loss_that_is_not_a_number(backend, project):
         cwd=project,
     ).stderr
     assert "the loss or a gradient was not finite at step" in err and "is kept" in err
+    assert all(words in err for words in fault), err
     step = int(err.partition("not finite at step ")[2].split(" ")[0])
     kept = [int(p.name) for p in (project / "run" / "checkpoints").iterdir()]
     assert max(kept) == step - 1

@@ -24,12 +24,13 @@ WHERE = ("strategy", "backend", "devices", "mesh", "layout", "remat")  # flags t
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines one absl flag per field of Config."""
-    define: dict[type, Any] = {
+    define: dict[Any, Any] = {
         str: flags.DEFINE_string,
         int: flags.DEFINE_integer,
         bool: flags.DEFINE_bool,
         float: flags.DEFINE_float,
-        tuple: flags.DEFINE_multi_string,
+        float | None: flags.DEFINE_float,
+        tuple[str, ...]: flags.DEFINE_multi_string,
     }
     for field in dataclasses.fields(Config):
         default: Any = field.default
@@ -37,7 +38,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         if choices:
             flags.DEFINE_enum(field.name, default, choices, help, flag_values=values)
         else:
-            define[type(default)](field.name, default, help, flag_values=values)
+            define[field.type](field.name, default, help, flag_values=values)
 
 
 def from_flags(values: flags.FlagValues = flags.FLAGS) -> Config:

@@ -19,6 +19,8 @@ from trainer.errors import UserError
 
 STRATEGIES = ("one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "tpu", "device_mesh")
 PRECISIONS = ("float32", "bfloat16", "mixed_bfloat16", "mixed_float16")
+# Where neither a flag nor compile() of the model says.
+_HYPERPARAMETERS = {"optimizer": "adam", "learning_rate": 1e-3, "schedule": "constant"}
 
 
 def _flag(default: Any, help: str, choices: Sequence[str] = ()) -> Any:
@@ -65,8 +67,12 @@ class Config:
     optimizer: str = _flag(
         "", "Optimizer: adam, sgd(momentum=0.9), any of keras.optimizers. Default: the compiled model's own, else adam."
     )
-    learning_rate: float = _flag(1e-3, "Peak learning rate.")
-    schedule: str = _flag("constant", "Learning rate over the steps: constant, cosine(warmup_steps=100), linear(...).")
+    learning_rate: float | None = _flag(None, "Peak learning rate. Default: the compiled optimizer's own, else 0.001.")
+    schedule: str = _flag(
+        "",
+        "Learning rate over the steps: constant, cosine(warmup_steps=100), linear(...). "
+        "Default: the compiled optimizer's own, else constant.",
+    )
     precision: str = _flag("float32", "Keras dtype policy of the model.", PRECISIONS)
     seed: int = _flag(0, "Seed of initial weights, data order and dropout.")
     global_batch: int = _flag(64, "Examples per step, over all devices.")
@@ -141,8 +147,8 @@ class Config:
         if not 0 <= self.validation_fraction < 1:
             raise UserError("validation_fraction", self.validation_fraction, "is not in [0, 1)", "for example 0.1")
         for name in ("learning_rate", "price_per_device_hour"):
-            if not getattr(self, name) >= 0:
-                raise UserError(name, getattr(self, name), "is not 0 or more", "for example 0.001")
+            if (value := getattr(self, name)) is not None and not value >= 0:
+                raise UserError(name, value, "is not 0 or more", "for example 0.001")
         if self.strategy == "one_device" and self.devices > 1:
             raise UserError(
                 "devices",
@@ -229,14 +235,21 @@ class Config:
                 f"use {' or '.join(str(b) for b in (below, below + replicas) if b)}",
             )
 
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """Optimizer, learning rate and schedule of a model that is not compiled with its own."""
+        given = {name: getattr(self, name) for name in _HYPERPARAMETERS}
+        return _HYPERPARAMETERS | {name: value for name, value in given.items() if value not in ("", None)}
+
     def definition(self) -> dict[str, Any]:
         """The flags that make the run what it is, wherever and however often it is started."""
         names = (
-            "model dataset validation_fraction optimizer learning_rate schedule precision seed "
-            "global_batch replicas exact initialize_from on_nan"
+            "model dataset validation_fraction optimizer precision seed global_batch replicas exact initialize_from "
+            "on_nan"
         )
         definition = {name: getattr(self, name) for name in names.split()}
-        if not self.schedule.startswith("constant"):
+        definition |= {name: self.hyperparameters[name] for name in ("learning_rate", "schedule")}
+        if not definition["schedule"].startswith("constant"):
             definition |= {"steps": self.steps, "epochs": self.epochs}  # the schedule's horizon
         return definition
 

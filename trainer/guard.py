@@ -21,12 +21,13 @@ class Guard:
 
     Args:
       config: gives on_nan.
+      compiled: whether the model is compiled with an optimizer of its own.
       source: the training examples.
       remembered: what `memory` was when the run was saved.
     """
 
-    def __init__(self, config: Config, source: Source, remembered: Mapping[str, Any]) -> None:
-        self._config, self._source = config, source
+    def __init__(self, config: Config, compiled: bool, source: Source, remembered: Mapping[str, Any]) -> None:
+        self._config, self._compiled, self._source = config, compiled, source
         self._policy = policy.parse(config.on_nan)
         self._losses: list[float] = list(remembered.get("losses", []))
         self._in_a_row = int(remembered.get("in_a_row", 0))
@@ -84,11 +85,14 @@ class Guard:
         """
         returns = self._in_a_row - 1
         often = f", after the run went back {returns} times in a row" if returns > 0 else ""
+        config, flag, fix = self._config, "learning_rate", "lower --learning_rate"
+        value, clip = config.hyperparameters[flag], "clip with --optimizer='adam(global_clipnorm=1.0)'"
+        if self._compiled:
+            flag, value, fix, clip = "model", config.model, "lower the learning rate in compile()", "clip there"
         return UserError(
-            "learning_rate",
-            self._config.learning_rate,
+            flag,
+            value,
             f"{reason}{often}; {kept}",
-            "lower --learning_rate, clip with --optimizer='adam(global_clipnorm=1.0)', or look at the data; "
-            "--on_nan=skip or rollback goes on without the steps at fault; --initialize_from takes the kept "
-            "checkpoint into a new run",
+            f"{fix}, {clip}, or look at the data; --on_nan=skip or rollback goes on without the steps at fault; "
+            "--initialize_from takes the kept checkpoint into a new run",
         )

@@ -11,7 +11,6 @@ from trainer import plugins
 from trainer.config import Config
 from trainer.errors import UserError
 
-DEFAULT = "adam"
 _NOT_BY_NAME = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")  # a base class, and two wrappers
 # Of Keras's, those that train otherwise on TensorFlow. It takes its momenta from before a step after they have changed:
 # what Keras calls a variable's value is the variable itself there.
@@ -25,7 +24,7 @@ def create(config: Config, model: keras.Model, steps: int) -> keras.optimizers.O
         own = type(own).from_config(own.get_config())
     optimizer = _by_name(config, _schedule(config, steps)) if own is None else own
     for flag in ("learning_rate", "schedule") if own is not None else ():
-        if (value := getattr(config, flag)) != getattr(Config, flag):
+        if (value := getattr(config, flag)) not in ("", None):
             reason = f"the model is compiled with {type(own).__name__}, which has a learning rate of its own"
             raise UserError(flag, value, reason, "set it in compile(), or name the optimizer, too: --optimizer=adam")
     if any(each.gradient_accumulation_steps for each in each_of(optimizer)):
@@ -118,7 +117,7 @@ def _spelt(name: str, config: Mapping[str, Any]) -> str:
 
 
 def _by_name(config: Config, learning_rate: Any) -> keras.optimizers.Optimizer:
-    name, attribute, arguments = plugins.parse(config.optimizer or DEFAULT, "optimizer")
+    name, attribute, arguments = plugins.parse(config.hyperparameters["optimizer"], "optimizer")
     if "learning_rate" in arguments:
         fix = f"leave it out, and give --learning_rate={arguments['learning_rate']}"
         raise UserError("optimizer", config.optimizer, "has the learning rate, which is a flag of its own", fix)
@@ -145,22 +144,20 @@ def _by_name(config: Config, learning_rate: Any) -> keras.optimizers.Optimizer:
 
 
 def _schedule(config: Config, steps: int) -> Any:
-    name, _, arguments = plugins.parse(config.schedule, "schedule")
+    peak, schedule = (config.hyperparameters[name] for name in ("learning_rate", "schedule"))
+    name, _, arguments = plugins.parse(schedule, "schedule")
     warmup = arguments.pop("warmup_steps", 0)
     final = arguments.pop("final_fraction", 0.0)
     if name not in ("constant", "cosine", "linear") or arguments:
         raise UserError(
             "schedule",
-            config.schedule,
+            schedule,
             "there is no such schedule",
             "one of constant, cosine, linear, each with (warmup_steps=0, final_fraction=0.0) where they apply",
         )
     if not (isinstance(warmup, int) and warmup >= 0 and isinstance(final, int | float) and final >= 0):
         reason = "warmup_steps is a number of steps, and final_fraction of the peak learning rate, neither below 0"
-        raise UserError(
-            "schedule", config.schedule, reason, f"for example {name}(warmup_steps=100, final_fraction=0.1)"
-        )
-    peak = config.learning_rate
+        raise UserError("schedule", schedule, reason, f"for example {name}(warmup_steps=100, final_fraction=0.1)")
     if name == "constant" and not warmup:
         return peak
     if name == "cosine":

@@ -66,7 +66,7 @@ class Program:
             self.optimizer = optimizers.create(config, self.model, steps)
             optimizers.build(self.optimizer, self.model.trainable_variables)
         self.config = config
-        self._as_compiled = not config.optimizer and optimizers.compiled_with(self.model) is not None
+        self.as_compiled = not config.optimizer and optimizers.compiled_with(self.model) is not None
         # Whether compile() of the user's model asked for XLA; JAX knows nothing else.
         self.jit_compile = self.model.compiled and self.model._compile_config.config["jit_compile"] is True
         losses, metrics, self.labels, self.doubts = compile_model(
@@ -141,13 +141,7 @@ class Program:
     @functools.cached_property
     def hyperparameters(self) -> dict[str, Any]:
         """The optimizer, its first learning rate and the schedule of that: the flags', or the compiled model's."""
-        if self._as_compiled:
-            return optimizers.describe(self.optimizer)
-        return {
-            "optimizer": self.config.optimizer or optimizers.DEFAULT,
-            "learning_rate": self.config.learning_rate,
-            "schedule": self.config.schedule,
-        }
+        return optimizers.describe(self.optimizer) if self.as_compiled else self.config.hyperparameters
 
     def signature(self) -> dict[str, list[Any]]:
         """Path -> [shape, dtype] of each variable of the run."""

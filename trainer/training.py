@@ -48,7 +48,7 @@ class Training:
             restored = self._restore()
         self.step, progress = restored.step, restored.progress
         self.stopped = progress.stopped
-        self._guard = Guard(config, parts.dataset.train, progress.guard)
+        self._guard = Guard(config, parts.program.as_compiled, parts.dataset.train, progress.guard)
         self.pipeline = dataclasses.replace(parts.pipeline(parts.dataset.train, shuffled=True), most=parts.steps)
         patient = not (config.callbacks or self._guard.steers or parts.program.scales_loss)
         self._log = Log(parts, self.pipeline, ledger, progress, patient)
