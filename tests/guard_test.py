@@ -1,4 +1,4 @@
-"""A loss that is not finite, or leaps: stop, skip, roll back. Checkpoints that are kept; deadlines; host memory."""
+"""A loss that is not finite, or leaps: stop, skip, roll back. Checkpoints that are kept; deadlines."""
 
 import json
 import time

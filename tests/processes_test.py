@@ -188,6 +188,24 @@ def test_a_container_s_share_of_time_is_how_many_cores_it_has():
         assert ran.stdout == "1\n", ran.stderr
 
 
+def test_the_memory_of_a_job_is_what_its_group_may_hold(tmp_path):
+    """Though its files lie below the machine's own, as a Slurm job's do; what it keeps of files is free."""
+    program = f"""
+import pathlib
+from trainer import host_memory
+pathlib.Path({str(tmp_path / "data")!r}).write_bytes(bytes(150 * 2**20))
+print(host_memory.read().whole, host_memory.read().is_scarce)
+held = bytearray(b"1") * (185 * 2**20)
+print(host_memory.read().is_scarce)
+"""
+    limit = str(200 * 2**20)
+    with container("memory", {"memory.limit_in_bytes": limit}, {"memory.max": limit}) as group:
+        asked = f'echo $$ > {group}/cgroup.procs; exec {sys.executable} -c "$PROGRAM"'
+        given = environment() | {"PROGRAM": program}
+        ran = subprocess.run(["sh", "-c", asked], cwd=REPOSITORY, env=given, capture_output=True, text=True)
+        assert ran.stdout == f"{limit} False\nTrue\n", ran.stderr
+
+
 def test_a_callback_of_one_process_ends_the_run_of_all(tmp_path):
     flags = ("--strategy=device_mesh", *FLAGS, "--steps=60", "--callbacks=tests.faulty:EndsOne(step=20)")
     finished(launch(*flags, f"--run_dir={tmp_path}"))

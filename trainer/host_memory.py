@@ -1,4 +1,4 @@
-"""The memory of this host, as far as this process may use it: the machine's, or its container's."""
+"""The memory of this host, as far as this process may use it: the machine's, or its container's or job's."""
 
 import contextlib
 import ctypes
@@ -7,12 +7,11 @@ import pathlib
 import resource
 from typing import NamedTuple
 
+from input_pipeline import cgroups
+
 _SYSTEM = pathlib.Path("/proc/meminfo")
-# (use, limit) of a container, by version of cgroups
-_CONTAINER = (
-    ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.max"),
-    ("/sys/fs/cgroup/memory/memory.usage_in_bytes", "/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
+# Files of a control group: use and limit, by version.
+_OF_A_GROUP = (("memory.current", "memory.max"), ("memory.usage_in_bytes", "memory.limit_in_bytes"))
 
 # What malloc is to keep, by its name among glibc's tunables: mallopt(3)'s number of it, and bytes (docs/strategies.md).
 _KEPT = {"mmap_threshold": (-3, 32 * 2**20), "trim_threshold": (-1, 64 * 2**20), "top_pad": (-2, 64 * 2**20)}
@@ -46,24 +45,24 @@ def read() -> HostMemory | None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     try:
         lines = dict(line.split(":") for line in _SYSTEM.read_text().splitlines())
-        free, whole = (int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
+        free, machine = (int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
     except (OSError, ValueError, KeyError):
         return None
-    for used, limit in _CONTAINER:
-        try:
-            most = int(pathlib.Path(limit).read_text())
-            if most < whole:
-                # What the container keeps of files can be given back.
-                left = most - int(pathlib.Path(used).read_text()) + _files(pathlib.Path(used).with_name("memory.stat"))
-                free, whole = min(free, left), most
-        except (OSError, ValueError):  # another version's names, or 'max'
-            continue
+    whole = machine
+    for group in cgroups.folders("memory"):
+        for used, limit in _OF_A_GROUP:
+            with contextlib.suppress(OSError, ValueError):  # another version's names, or 'max'
+                if (most := int((group / limit).read_text())) < machine:
+                    left = most - int((group / used).read_text()) + _files(group / "memory.stat")
+                    free, whole = min(free, left), min(whole, most)
     return HostMemory(peak, free, whole)
 
 
 def _files(stat: pathlib.Path) -> int:
+    """What a group, with those below it, keeps of files, which can be given back."""
     lines = dict(line.split() for line in stat.read_text().splitlines())
-    return int(lines.get("inactive_file", 0)) + int(lines.get("active_file", 0))
+    names = [f"total_{name}" if f"total_{name}" in lines else name for name in ("inactive_file", "active_file")]
+    return sum(int(lines.get(name, 0)) for name in names)
 
 
 def keep_freed() -> None:
