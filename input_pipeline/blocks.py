@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from input_pipeline import order
-from input_pipeline.source import Example, Source, example_spec, flatten, is_streamed, read
+from input_pipeline.source import Example, Source, example_spec, is_streamed, read
+from input_pipeline.structure import flatten
 
 _BYTES = 32 * 2**20
 _READING = 1.0  # seconds

@@ -13,7 +13,8 @@ from input_pipeline import lengthy
 from input_pipeline.ahead import in_order
 from input_pipeline.cache_file import CacheFile
 from input_pipeline.memory import gather
-from input_pipeline.source import Arrays, DataError, Source, example_spec, flatten, is_streamed, pack, read
+from input_pipeline.source import Arrays, DataError, Source, example_spec, is_streamed, read
+from input_pipeline.structure import flatten, pack
 
 _BATCH, _BYTES = 256, 2**25  # examples that a thread decodes at once, and how large they may be
 _SAVE_EVERY = 10.0  # seconds after which a kill need not begin anew

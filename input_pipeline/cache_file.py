@@ -10,7 +10,8 @@ import numpy as np
 
 from input_pipeline import lengthy
 from input_pipeline.memory import gather
-from input_pipeline.source import DataError, Source, example_spec, fingerprint, flatten
+from input_pipeline.source import DataError, Source, example_spec, fingerprint
+from input_pipeline.structure import flatten
 
 _BLOCK = 2**20  # bytes of an array that have a checksum of their own
 

@@ -13,18 +13,8 @@ from input_pipeline.blocks import pace
 from input_pipeline.given import adapted, is_whole
 from input_pipeline.labels import Labels
 from input_pipeline.rereading import check_same
-from input_pipeline.source import (
-    Arrays,
-    DataError,
-    Example,
-    Source,
-    Subset,
-    example_spec,
-    fingerprint,
-    flatten,
-    is_streamed,
-    map_structure,
-)
+from input_pipeline.source import Arrays, DataError, Example, Source, Subset, example_spec, fingerprint, is_streamed
+from input_pipeline.structure import flatten, map_structure
 
 _PARTS = {2: ("train", "evaluation"), 3: ("train", "validation", "evaluation")}  # of a tuple, in the usual order
 

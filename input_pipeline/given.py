@@ -10,18 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from input_pipeline.merging import items, merged
-from input_pipeline.source import (
-    Arrays,
-    DataError,
-    Example,
-    Source,
-    as_array,
-    flatten,
-    is_array,
-    map_structure,
-    of_rows,
-    without_nones,
-)
+from input_pipeline.source import Arrays, DataError, Example, Source, as_array, is_array, of_rows, without_nones
+from input_pipeline.structure import flatten, map_structure
 
 _KEPT = 8  # batches
 

@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from input_pipeline.dataset import Dataset, divided, prepare
-from input_pipeline.source import DataError, Example, Source, example_spec, is_streamed, map_structure, read
+from input_pipeline.source import DataError, Example, Source, example_spec, is_streamed, read
+from input_pipeline.structure import map_structure
 
 
 class Mixture:

@@ -20,17 +20,8 @@ from input_pipeline import ahead, order
 from input_pipeline.cores import cores
 from input_pipeline.labels import Labels
 from input_pipeline.reader import Reader
-from input_pipeline.source import (
-    DataError,
-    Example,
-    Source,
-    Spec,
-    example_spec,
-    flatten,
-    ids_at,
-    is_streamed,
-    map_structure,
-)
+from input_pipeline.source import DataError, Example, Source, example_spec, ids_at, is_streamed
+from input_pipeline.structure import Spec, flatten, map_structure
 
 _ENDLESS = 2**40  # blocks
 _AHEAD = 2**30  # bytes that are read at once, but for `prefetch`

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from input_pipeline.cores import cores
-from input_pipeline.source import DataError, Example, Source, Spec, flatten, is_streamed, map_structure, pack, read
+from input_pipeline.source import DataError, Example, Source, is_streamed, read
+from input_pipeline.structure import Spec, flatten, map_structure, pack
 
 _PART = 0.1  # seconds of reading that are worth a thread's while
 

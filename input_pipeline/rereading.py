@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from input_pipeline import order
-from input_pipeline.source import DataError, Example, Source, checked, flatten, is_streamed, read
+from input_pipeline.source import DataError, Example, Source, checked, is_streamed, read
+from input_pipeline.structure import flatten
 
 
 def check_same(source: Source, augment: Callable[[Example, Any], Example] | None = None) -> None:

@@ -2,14 +2,15 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from input_pipeline import order
 from input_pipeline.memory import gather
+from input_pipeline.structure import Spec, flatten, map_structure
 
 Example = Any  # (x, y) or (x, y, weight), each a nested structure of arrays; without labels y is ()
 
@@ -107,13 +108,6 @@ def _check_is_of_numbers(array: npt.NDArray[Any]) -> None:
         )
 
 
-class Spec(NamedTuple):
-    """Shape (without the batch dim) and dtype of one array of an example."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
 def example_spec(source: Source) -> Example:
     """The structure of one example, with a Spec for each array, learnt by reading example 0, once."""
     return _spec_of(_Same(source))
@@ -179,8 +173,10 @@ def of_rows(rows: list[Any]) -> npt.NDArray[Any]:
     """np.asarray.
 
     Raises:
-      DataError: they are of several lengths.
+      DataError: they are of several lengths, or dicts.
     """
+    if any(isinstance(row, dict) for row in rows):
+        raise DataError("a list holds dicts: give one dict of arrays, each of which has all examples")
     try:
         return np.asarray(rows)
     except ValueError as error:
@@ -220,31 +216,3 @@ def fingerprint(source: Source) -> str:
     for array in flatten(read(source, ids)):
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:16]
-
-
-def map_structure(function: Callable[[Any], Any], structure: Any) -> Any:
-    """Applies a function to every leaf of nested tuples, lists, which become tuples, and dicts (a Spec is a leaf)."""
-    if isinstance(structure, dict):
-        return {k: map_structure(function, v) for k, v in structure.items()}
-    if isinstance(structure, tuple | list) and not isinstance(structure, Spec):
-        return tuple(map_structure(function, v) for v in structure)
-    return function(structure)
-
-
-def flatten(structure: Any) -> list[Any]:
-    """The leaves of nested tuples, lists and dicts, dicts in sorted order of their keys."""
-    if isinstance(structure, dict):
-        return [leaf for k in sorted(structure) for leaf in flatten(structure[k])]
-    if isinstance(structure, tuple | list) and not isinstance(structure, Spec):
-        return [leaf for v in structure for leaf in flatten(v)]
-    return [structure]
-
-
-def pack(structure: Any, leaves: Iterator[Any]) -> Any:
-    """What flatten takes apart: a structure with other leaves."""
-    if isinstance(structure, dict):
-        packed = {k: pack(structure[k], leaves) for k in sorted(structure)}
-        return {k: packed[k] for k in structure}
-    if isinstance(structure, tuple | list) and not isinstance(structure, Spec):
-        return tuple(pack(s, leaves) for s in structure)
-    return next(leaves)

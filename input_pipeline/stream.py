@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from input_pipeline.merging import merged
-from input_pipeline.source import DataError, Example, flatten, map_structure
+from input_pipeline.source import DataError, Example
+from input_pipeline.structure import flatten, map_structure
 
 _CHUNK = 128  # examples that are read at once
 _CURSORS = 2

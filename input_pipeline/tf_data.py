@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from input_pipeline.source import map_structure
+from input_pipeline.structure import map_structure
 
 if TYPE_CHECKING:
     from input_pipeline.pipeline import Pipeline

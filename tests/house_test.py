@@ -43,6 +43,7 @@ FLOORS = {
     "trainer.host_memory": 0,
     "trainer.run_directory": 0,
     "trainer.synced": 0,
+    "input_pipeline.cgroups": 0,
     "input_pipeline": 1,
     "trainer.models": 2,
     "trainer.sums": 2,

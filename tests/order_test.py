@@ -14,7 +14,8 @@ import input_pipeline.pipeline as pipeline_module
 from input_pipeline import memory, order, reader
 from input_pipeline.blocks import block_steps, pace
 from input_pipeline.pipeline import Pipeline
-from input_pipeline.source import Arrays, Spec, flatten, map_structure
+from input_pipeline.source import Arrays
+from input_pipeline.structure import Spec, flatten, map_structure
 from trainer import peers
 from trainer.clock import Clock, Interval
 

@@ -654,6 +654,7 @@ def test_batches_are_taken_apart():
         ((np.zeros((4, 2)), np.zeros(3)), "differ in length"),
         ((np.zeros(4), np.zeros(3), np.zeros(4), np.zeros(3)), "4 arrays"),  # x_train, x_test, y_train, y_test
         (([[1], [1, 2]], [0, 1]), "of no one shape"),
+        (([{"a": np.zeros(3)}, {"a": np.zeros(3)}], [0, 1]), "one dict of arrays"),
         (([np.zeros(3), np.zeros(3)], [np.zeros(3), np.zeros(3)]), "may hold examples, or several inputs"),
         (([np.zeros(3), np.zeros(3)], []), "differ in length"),
         (Augmented(), r"examples \[3, 2, 1, 0\] are others when they are read again"),

@@ -15,7 +15,8 @@ from input_pipeline.blocks import block_steps
 from input_pipeline.dataset import Dataset
 from input_pipeline.labels import Labels
 from input_pipeline.pipeline import Pipeline
-from input_pipeline.source import Arrays, DataError, Source, example_spec, flatten
+from input_pipeline.source import Arrays, DataError, Source, example_spec
+from input_pipeline.structure import flatten
 from trainer import backend, optimizers, philox, policy, strategies
 from trainer.clock import Interval
 from trainer.config import Config

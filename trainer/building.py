@@ -14,7 +14,7 @@ from keras.src.models.functional import Functional
 from keras.src.trainers.trainer import Trainer
 
 from input_pipeline.dataset import Dataset
-from input_pipeline.source import flatten, map_structure
+from input_pipeline.structure import flatten, map_structure
 from trainer import plugins
 from trainer.config import Config
 from trainer.errors import UserError

@@ -18,7 +18,7 @@ import keras
 
 from input_pipeline.dataset import Dataset
 from input_pipeline.pipeline import Pipeline
-from input_pipeline.source import Spec, map_structure
+from input_pipeline.structure import Spec, map_structure
 from trainer import philox, scaling
 from trainer.config import Config
 from trainer.errors import OK, UserError

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from input_pipeline.source import map_structure, read
+from input_pipeline.source import read
+from input_pipeline.structure import map_structure
 from trainer import trial
 from trainer.config import Config
 from trainer.errors import OK

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from input_pipeline.source import Example, Source, flatten, is_streamed, read
+from input_pipeline.source import Example, Source, is_streamed, read
+from input_pipeline.structure import flatten
 from trainer.assembly import Assembly
 from trainer.evaluation import BrokenOff
 from trainer.preemption import until_told

@@ -17,7 +17,8 @@ from input_pipeline.ahead import in_order
 from input_pipeline.blocks import block_steps
 from input_pipeline.cores import cores
 from input_pipeline.pipeline import Pipeline
-from input_pipeline.source import flatten, ids_at, read
+from input_pipeline.source import ids_at, read
+from input_pipeline.structure import flatten
 from trainer.config import Config
 from trainer.errors import OK
 from trainer.loading import load_dataset

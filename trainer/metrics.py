@@ -14,7 +14,8 @@ from keras.src.metrics import confusion_metrics
 from keras.src.trainers.compile_utils import CompileMetrics
 
 from input_pipeline.dataset import Dataset
-from input_pipeline.source import map_structure, read
+from input_pipeline.source import read
+from input_pipeline.structure import map_structure
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.trial import EXAMPLES, TOLERANCE, drawn, over_batches, several

@@ -17,7 +17,8 @@ import numpy as np
 from keras import ops
 
 from input_pipeline import order
-from input_pipeline.source import map_structure, read
+from input_pipeline.source import read
+from input_pipeline.structure import map_structure
 from trainer import logits, trial
 from trainer.assembly import Assembly, assemble
 from trainer.config import Config

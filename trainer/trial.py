@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from input_pipeline.source import map_structure
+from input_pipeline.structure import map_structure
 
 EXAMPLES = 4
 TOLERANCE = 1e-4  # relative, of float32 sums in another order

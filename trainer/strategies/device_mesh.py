@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from input_pipeline.ahead import in_order
 from input_pipeline.pipeline import Batch, Pipeline
-from input_pipeline.source import map_structure
+from input_pipeline.structure import map_structure
 from trainer.cluster import ALONE, Cluster
 from trainer.config import Config
 from trainer.layouts import Layout

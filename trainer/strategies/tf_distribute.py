@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from input_pipeline.pipeline import Batch, Pipeline
-from input_pipeline.source import map_structure
+from input_pipeline.structure import map_structure
 from trainer.cluster import ALONE, Cluster
 from trainer.errors import UserError
 from trainer.optimizers import each_of
