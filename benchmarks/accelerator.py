@@ -45,7 +45,7 @@ def main(small: bool = False) -> None:
     with backend.quiet():
         import jax
 
-        from trainer.utilization import matrix_product
+        from trainer.monitoring.utilization import matrix_product
     jax.config.update("jax_num_cpu_devices", 1)  # as a run will, who can't once devices have been asked for
     device = jax.devices()[0]
     if device.platform == "cpu" and not small:

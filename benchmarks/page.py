@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.paired import Ratio, Side, busy
-from trainer import host_memory
+from trainer.monitoring import host_memory
 
 ROOT = pathlib.Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "performance"

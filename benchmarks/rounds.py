@@ -57,7 +57,7 @@ def training(
 def run(config: Config, steps: int) -> "Iterator[tuple[Assembly, Callable[[], float]]]":
     """A run, and what does so many of its steps more, and all that it does between them, as `trainer.train.run`."""
     from trainer.assembly import assemble
-    from trainer.ledger import Ledger
+    from trainer.monitoring.ledger import Ledger
     from trainer.peers import Peers
     from trainer.training import Training
 

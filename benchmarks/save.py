@@ -30,7 +30,8 @@ def main(millions: float) -> None:
     """Saves and restores the same variables, in turn with each rival."""
     backend.prepare("jax")
     with backend.quiet():
-        from trainer import assembly, checkpoint, saving
+        from trainer import assembly, checkpoint
+        from trainer.storage import saving
     from trainer.peers import Peers
 
     config = Config(backend="jax", model=f"benchmarks.save_stall:build(millions={millions})")

@@ -13,7 +13,7 @@ import tempfile
 import time
 
 from benchmarks import page
-from trainer import history
+from trainer.monitoring import history
 
 _BEFORE = ("import", "build", "restore", "data", "compile")  # what a start's ledger has before its first step
 _SCRIPT = """

@@ -29,10 +29,12 @@ from typing import IO
 
 from launch import flags_of, told
 from launch.autopsy import Standstill, kills_for_memory, lack_of_memory
-from trainer import console, gpus, host_memory
+from trainer import console
 from trainer.cluster import Cluster
 from trainer.command_line import config_of
 from trainer.errors import BUSY, OK, PREEMPTED, USER_ERROR, UserError
+from trainer.monitoring import host_memory
+from trainer.processes import gpus
 from trainer.run_directory import split
 
 FINAL = (OK, USER_ERROR, BUSY)  # done; or what another start would meet again

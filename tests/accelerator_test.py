@@ -20,7 +20,7 @@ from trainer.peers import Peers
 backend.prepare("jax", False)
 import jax, keras
 from trainer.assembly import assemble
-from trainer.snapshot import KeptCopies, on_host
+from trainer.storage.snapshot import KeptCopies, on_host
 from trainer.strategies import jax_flops
 from trainer.strategies.host_values import copy_by_devices
 

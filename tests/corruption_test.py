@@ -12,8 +12,9 @@ from blake3 import blake3
 
 from tests.forks import trainer
 from tests.running import finished, launch, summary
-from trainer import checkpoint, digests, shards
-from trainer.hdf5_file import LARGE, File
+from trainer import checkpoint
+from trainer.storage import digests, shards
+from trainer.storage.hdf5_file import LARGE, File
 
 KINDS = ("flip", "zero", "truncate", "extend")
 FLAGS = ("--backend=jax", "--model=dense", "--steps=20", "--save_every=10", "--evaluate_every=never")

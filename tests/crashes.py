@@ -14,8 +14,9 @@ os.environ["KERAS_BACKEND"] = "numpy"  # holds no threads and no device, so that
 
 import keras
 
-from trainer import checkpoint, saving
+from trainer import checkpoint
 from trainer.checkpoint import Damaged
+from trainer.storage import saving
 
 
 class Saved:

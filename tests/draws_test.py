@@ -14,7 +14,7 @@ from tests.running import REPOSITORY, curve, deviation, environment
 
 DRAWN = """
 import json, hashlib, keras, numpy as np
-from trainer import draws
+from trainer.objective import draws
 
 shape = (1100, 1000)  # more than a generator draws
 of = keras.initializers
@@ -74,8 +74,8 @@ def test_one_seed_gives_one_initial_state(model, tmp_path):
 IN_A_STEP = """
 import json, hashlib, sys, keras, numpy as np
 from keras import ops, random
-from trainer.randomness import drawn_from
-from trainer import philox
+from trainer.objective.randomness import drawn_from
+from trainer.strategies import philox
 
 def seed(): return 2**31 + 7
 def drawn(draw, within=1e-6, apart=0):

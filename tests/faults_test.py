@@ -27,7 +27,7 @@ from tests.running import (
     trainer,
     wait_for_checkpoint,
 )
-from trainer.connection import listen
+from trainer.processes.connection import listen
 
 STRATEGY = {"tensorflow": "multi_worker_mirrored", "jax": "device_mesh"}
 FLAGS = ("--replicas=4", "--global_batch=80", "--exact", "--log_every=5", "--evaluate_every=never", "--model=dense")

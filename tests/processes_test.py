@@ -18,11 +18,11 @@ from tests.conftest import need
 from tests.forks import trainer
 from tests.lab import container
 from tests.running import REPOSITORY, curve, deviation, environment, finished, launch, lines, stall, start, summary
-from trainer import gpus
 from trainer.cluster import Cluster, resolve
-from trainer.connection import listen
 from trainer.errors import UserError
-from trainer.slurm import expand_nodes
+from trainer.processes import gpus
+from trainer.processes.connection import listen
+from trainer.processes.slurm import expand_nodes
 
 STRATEGY = {"tensorflow": "multi_worker_mirrored", "jax": "device_mesh"}
 FLAGS = ("--replicas=4", "--global_batch=80", "--log_every=5", "--evaluate_every=never")
@@ -192,7 +192,7 @@ def test_the_memory_of_a_job_is_what_its_group_may_hold(tmp_path):
     """Though its files lie below the machine's own, as a Slurm job's do; what it keeps of files is free."""
     program = f"""
 import pathlib
-from trainer import host_memory
+from trainer.monitoring import host_memory
 pathlib.Path({str(tmp_path / "data")!r}).write_bytes(bytes(150 * 2**20))
 print(host_memory.read().whole, host_memory.read().is_scarce)
 held = bytearray(b"1") * (185 * 2**20)

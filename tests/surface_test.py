@@ -18,7 +18,7 @@ from tests import running
 from tests.forks import trainer
 from tests.running import REPOSITORY, curve, deviation, finished, launch, lines, start, summary
 from trainer import checkpoint
-from trainer.gallery import confusion
+from trainer.monitoring.gallery import confusion
 
 BACKENDS = ["tensorflow", "jax"]
 

@@ -18,7 +18,7 @@ from trainer.peers import Peers
 counted, name = {}, sys.argv[1]
 backend.prepare(name, False)
 from trainer.assembly import assemble
-from trainer.utilization import matrix_product
+from trainer.monitoring.utilization import matrix_product
 for model, dataset in json.loads(sys.argv[2]):
     config = Config(backend=name, model=model, dataset=dataset, global_batch=32, replicas=4, steps=1)
     with Peers(ALONE, 600) as peers:

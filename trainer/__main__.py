@@ -23,14 +23,15 @@ from typing import Any
 
 from absl import app, flags
 
-from trainer import agreement, backend, console, forks, gpus, run_directory
+from trainer import backend, console, run_directory
 from trainer.cluster import ALONE, resolve
 from trainer.command_line import WHERE, define_flags, from_flags, parse
 from trainer.config import Config
 from trainer.errors import OK, UserError, out_of_memory
-from trainer.leaving import leave
 from trainer.peers import Peers
 from trainer.preemption import SIGNALS, leave_when_told
+from trainer.processes import agreement, forks, gpus
+from trainer.processes.leaving import leave
 
 TOGETHER = ("train", "evaluate")  # these are done by all processes of a cluster; others by process 0,
 EACH = ("doctor", "input")  # or, as they tell of a machine, by each alone

@@ -17,16 +17,16 @@ from input_pipeline.labels import Labels
 from input_pipeline.pipeline import Pipeline
 from input_pipeline.source import Arrays, DataError, Source, example_spec
 from input_pipeline.structure import flatten
-from trainer import backend, optimizers, philox, policy, strategies
+from trainer import backend, optimizers, policy, strategies
 from trainer.clock import Interval
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.ledger import Ledger
 from trainer.loading import data_error, load_dataset
+from trainer.monitoring.ledger import Ledger
 from trainer.peers import Peers
 from trainer.preemption import take_back, until_told
 from trainer.program import Program
-from trainer.strategies import Strategy
+from trainer.strategies import Strategy, philox
 from trainer.strategies.base import Block
 
 _SAY_EVERY = 10.0  # seconds

@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from input_pipeline import order
 from input_pipeline.source import Source, ids_at
-from trainer.append import records
 from trainer.config import Config
 from trainer.errors import OK, UserError
 from trainer.loading import load_dataset
 from trainer.run_directory import RunDirectory
+from trainer.storage.append import records
 
 BROKEN = 1
 _SHOWN = 20  # ids that are printed

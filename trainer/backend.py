@@ -16,10 +16,12 @@ from collections.abc import Iterator
 
 from absl import logging
 
-from trainer import gpus, host_memory, later
+from trainer import later
 from trainer.cluster import ALONE, Cluster
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.monitoring import host_memory
+from trainer.processes import gpus
 
 _OF_MANY_PROCESSES = ("multi_worker_mirrored", "parameter_server", "device_mesh")
 _BACKENDS = {

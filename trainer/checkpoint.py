@@ -1,12 +1,12 @@
 """A checkpoint is the run at a step: one directory, committed by a rename, verified before it is trusted.
 
   checkpoints/00001234/model.weights.h5   all variables, as keras.Model.load_weights reads them
-                       (or shards-*.bin   each process's own: trainer/shards.py)
+                       (or shards-*.bin   each process's own: trainer/storage/shards.py)
   checkpoints/00001234/manifest.json      the step, digests of the files and of each variable, and the
                                           few numbers beside the variables that the run needs
 
 Data position and randomness follow from the step (input_pipeline/order.py), so nothing else is saved. What is here
-needs no Keras, and tells of the runs of either backend: trainer/saving.py has what knows a program's variables.
+needs no Keras, and tells of the runs of either backend: trainer/storage/saving.py has what knows a program's variables.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer import digests, hdf5_file, shards
 from trainer.run_directory import replace, sync_directory
+from trainer.storage import digests, hdf5_file, shards
 
 WEIGHTS = "model.weights.h5"
 MANIFEST = "manifest.json"

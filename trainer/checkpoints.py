@@ -10,7 +10,7 @@ import numpy as np
 from trainer import checkpoint
 from trainer.config import Config
 from trainer.errors import OK, UserError
-from trainer.readable import duration, size
+from trainer.monitoring.readable import duration, size
 from trainer.run_directory import RunDirectory
 
 

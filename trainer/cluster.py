@@ -18,9 +18,9 @@ import pathlib
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
-from trainer import ports, slurm, starters
-from trainer.connection import resolved
 from trainer.errors import UserError
+from trainer.processes import ports, slurm, starters
+from trainer.processes.connection import resolved
 
 
 @dataclasses.dataclass(frozen=True)

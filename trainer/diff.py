@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from trainer import checkpoint
-from trainer.append import records
 from trainer.errors import OK, UserError
+from trainer.storage.append import records
 
 PARTED = 1
 

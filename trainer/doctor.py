@@ -12,13 +12,14 @@ import socket
 import time
 
 from input_pipeline.cores import cores
-from trainer import backend, gpus, verify_rows
+from trainer import backend, verify_rows
 from trainer.cluster import Cluster, outside_interfaces, resolve
 from trainer.config import Config
-from trainer.connection import listen, resolved
 from trainer.errors import OK, PEER_LOST, UserError
+from trainer.monitoring.readable import size
 from trainer.peers import Peers
-from trainer.readable import size
+from trainer.processes import gpus
+from trainer.processes.connection import listen, resolved
 
 _PATIENCE = 20.0  # seconds for the others to come
 

@@ -2,16 +2,17 @@
 
 import pathlib
 
-from trainer import checkpoint, saving
-from trainer.append import encoded
+from trainer import checkpoint
 from trainer.assembly import Assembly, assemble
 from trainer.config import Config
 from trainer.errors import OK, UserError
 from trainer.evaluation import evaluate
+from trainer.monitoring.readable import words
 from trainer.peers import Peers
-from trainer.readable import words
 from trainer.recovery import check_probe
 from trainer.run_directory import RunDirectory
+from trainer.storage import saving
+from trainer.storage.append import encoded
 
 
 def run(config: Config, peers: Peers) -> int:

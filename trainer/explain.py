@@ -19,14 +19,14 @@ import keras
 from input_pipeline.dataset import Dataset
 from input_pipeline.pipeline import Pipeline
 from input_pipeline.structure import Spec, map_structure
-from trainer import philox, scaling
+from trainer import scaling
 from trainer.config import Config
 from trainer.errors import OK, UserError
 from trainer.loading import load_dataset
-from trainer.printout import itemsize
+from trainer.monitoring.printout import itemsize
+from trainer.monitoring.readable import size
 from trainer.program import Program
-from trainer.readable import size
-from trainer.strategies import device_mesh
+from trainer.strategies import device_mesh, philox
 
 _UNITS = {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 # The program will not run: leave its machine code as it comes.

@@ -11,12 +11,12 @@ import numpy as np
 
 from input_pipeline.source import read
 from input_pipeline.structure import map_structure
-from trainer import trial
 from trainer.config import Config
 from trainer.errors import OK
 from trainer.evaluate import restore
+from trainer.objective import trial
+from trainer.objective.randomness import is_seed
 from trainer.peers import Peers
-from trainer.randomness import is_seed
 from trainer.run_directory import RunDirectory
 
 _EXAMPLES = 8

@@ -22,7 +22,7 @@ from input_pipeline.structure import flatten
 from trainer.config import Config
 from trainer.errors import OK
 from trainer.loading import load_dataset
-from trainer.readable import size
+from trainer.monitoring.readable import size
 
 _ONE, _SEVERAL = "source, one thread", "source, a thread a core"
 _SECONDS = 3.0  # that each stage is measured for

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 
 from trainer import checkpoint
-from trainer.append import records
 from trainer.cluster import ALONE_FLAG
 from trainer.config import Config
 from trainer.errors import PREEMPTED
-from trainer.readable import OF_TIME
+from trainer.monitoring.readable import OF_TIME
+from trainer.storage.append import records
 
 ENOUGH = 600.0  # seconds for one start
 

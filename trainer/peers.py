@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from trainer.cluster import ALONE, Cluster
-from trainer.connection import Connection
 from trainer.errors import HUNG, PEER_LOST, USER_ERROR, UserError
-from trainer.leaving import leave_at_once
-from trainer.meeting import meet, wrong
+from trainer.processes.connection import Connection
+from trainer.processes.leaving import leave_at_once
+from trainer.processes.meeting import meet, wrong
 
 _BEAT = 1.0  # seconds between heartbeats
 SILENCE = 8.0  # seconds without a heartbeat after which a process is given up

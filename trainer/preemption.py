@@ -13,8 +13,8 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from trainer.errors import PREEMPTED
-from trainer.leaving import leave_at_once
 from trainer.peers import Peers
+from trainer.processes.leaving import leave_at_once
 
 Block = TypeVar("Block")
 

@@ -19,12 +19,12 @@ from keras import ops
 from input_pipeline import order
 from input_pipeline.source import read
 from input_pipeline.structure import map_structure
-from trainer import logits, trial
 from trainer.assembly import Assembly, assemble
 from trainer.config import Config
 from trainer.errors import OK
+from trainer.objective import logits, trial
+from trainer.objective.randomness import is_seed
 from trainer.peers import Peers
-from trainer.randomness import is_seed
 
 EXAMPLES = 4
 Close = Callable[[Any, Any], bool]

@@ -20,13 +20,14 @@ from keras.src.utils import rng_utils
 
 from input_pipeline.dataset import Dataset
 from input_pipeline.source import Example
-from trainer import building, draws, optimizers, policy
+from trainer import optimizers, policy
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.losses import compile_model
-from trainer.shards import Index, Piece, everything
-from trainer.snapshot import Copying, KeptCopies, Pieces
+from trainer.objective import building, draws
+from trainer.objective.losses import compile_model
 from trainer.step import Objective
+from trainer.storage.shards import Index, Piece, everything
+from trainer.storage.snapshot import Copying, KeptCopies, Pieces
 
 
 class Program:

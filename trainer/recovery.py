@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from trainer import checkpoint, initial, progress, saving
+from trainer import checkpoint
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.peers import Peers
 from trainer.program import Program
-from trainer.progress import Progress
 from trainer.run_directory import RunDirectory
-from trainer.shards import not_finite
-from trainer.snapshot import on_host
-from trainer.writer import Writer
+from trainer.storage import initial, progress, saving
+from trainer.storage.progress import Progress
+from trainer.storage.shards import not_finite
+from trainer.storage.snapshot import on_host
+from trainer.storage.writer import Writer
 
 # How far the probe's loss may lie from what it was, relatively: another backend rounds otherwise. A loss near 0
 # is a difference of large numbers, whose rounding stays.

@@ -5,13 +5,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trainer import history
-from trainer.append import decoded, records
 from trainer.config import Config
 from trainer.errors import OK, UserError
-from trainer.readable import NOT_METRICS, duration
+from trainer.monitoring import history
+from trainer.monitoring.readable import NOT_METRICS, duration
+from trainer.monitoring.verdict import verdict
 from trainer.run_directory import RunDirectory, replace
-from trainer.verdict import verdict
+from trainer.storage.append import decoded, records
 
 _WIDTH, _HEIGHT, _MARGIN = 420, 200, 45
 _COLOURS = {"": "#1f6feb", "val_": "#d1570a"}

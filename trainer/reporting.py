@@ -13,13 +13,13 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from trainer.append import Appender, encoded, records
-from trainer.board import Board
 from trainer.config import Config
-from trainer.ledger import OTHERS_DATA, Ledger
-from trainer.readable import NOT_METRICS, duration, words
+from trainer.monitoring.board import Board
+from trainer.monitoring.ledger import OTHERS_DATA, Ledger
+from trainer.monitoring.readable import NOT_METRICS, duration, words
+from trainer.monitoring.verdict import Verdict
 from trainer.run_directory import RunDirectory
-from trainer.verdict import Verdict
+from trainer.storage.append import Appender, encoded, records
 
 _DATA = ("data", OTHERS_DATA)
 _BEFORE_VERDICT = 30.0  # seconds of training, before which a start is not typical

@@ -20,11 +20,11 @@ import numpy as np
 from keras import ops
 
 from input_pipeline.pipeline import Batch
-from trainer import logits
-from trainer.purity import pure
-from trainer.randomness import Generator, drawn_from, is_seed
+from trainer.objective import logits
+from trainer.objective.purity import pure
+from trainer.objective.randomness import Generator, drawn_from, is_seed
+from trainer.objective.weighing import Losses, metric_weights
 from trainer.sums import NEVER, Counts, Outcome, Sums, Tensor, Totals
-from trainer.weighing import Losses, metric_weights
 
 _GOLDEN = 0x9E3779B9
 

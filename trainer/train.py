@@ -1,14 +1,14 @@
 """The verb train: the whole run on one screen."""
 
-from trainer import history, printout
-from trainer.append import encoded
 from trainer.assembly import assemble
 from trainer.config import Config
 from trainer.errors import OK, PREEMPTED
-from trainer.ledger import OTHERS_DATA, Ledger
+from trainer.monitoring import history, printout
+from trainer.monitoring.ledger import OTHERS_DATA, Ledger
 from trainer.peers import Peers
 from trainer.preemption import until_told
 from trainer.run_directory import RunDirectory, replace
+from trainer.storage.append import encoded
 from trainer.training import Training
 
 

@@ -7,23 +7,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer import callbacks as keras_callbacks
-from trainer import copies, printout
+from trainer import copies
 from trainer.assembly import Assembly
 from trainer.clock import Clock
 from trainer.errors import UserError
 from trainer.evaluation import BrokenOff
 from trainer.guard import Guard
-from trainer.health import Health
-from trainer.history import History
-from trainer.ledger import Ledger
-from trainer.log import Line, Log
+from trainer.monitoring import printout
+from trainer.monitoring.health import Health
+from trainer.monitoring.history import History
+from trainer.monitoring.ledger import Ledger
+from trainer.monitoring.log import Line, Log
+from trainer.monitoring.tracing import Tracing
+from trainer.monitoring.utilization import Utilization
 from trainer.preemption import Preemption
 from trainer.recovery import Progress, Recovery, Restored
 from trainer.reporting import Nothing, Reporting
 from trainer.run_directory import RunDirectory
 from trainer.sums import Totals
-from trainer.tracing import Tracing
-from trainer.utilization import Utilization
 from trainer.validation import Validation
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from trainer.assembly import Assembly
 from trainer.evaluation import evaluate
-from trainer.gallery import Gallery
-from trainer.ledger import Ledger
+from trainer.monitoring.gallery import Gallery
+from trainer.monitoring.ledger import Ledger
 from trainer.reporting import Nothing, Reporting
 
 

@@ -14,12 +14,13 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from trainer import gpus, verify_rows
-from trainer.append import records
+from trainer import verify_rows
 from trainer.cluster import ALONE_FLAG
 from trainer.config import Config
 from trainer.diff import relative
 from trainer.errors import OK, UserError, last_words
+from trainer.processes import gpus
+from trainer.storage.append import records
 from trainer.verify_rows import Row
 
 STEPS = 8

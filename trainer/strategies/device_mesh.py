@@ -20,7 +20,7 @@ from trainer.cluster import ALONE, Cluster
 from trainer.config import Config
 from trainer.layouts import Layout
 from trainer.program import Program
-from trainer.shards import Piece
+from trainer.storage.shards import Piece
 from trainer.strategies import jax_compiled, jax_devices, jax_flops, jax_norms, pictures
 from trainer.strategies.base import Block, Result, Strategy
 from trainer.strategies.data_parallel import FastLoop

@@ -14,8 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from keras.src.backend.jax.core import convert_to_tensor
 
 from trainer.program import Program
-from trainer.shards import Index, Piece
-from trainer.snapshot import Pieces
+from trainer.storage.shards import Index, Piece
+from trainer.storage.snapshot import Pieces
 from trainer.strategies.jax_arrays import placed
 from trainer.sums import Values
 

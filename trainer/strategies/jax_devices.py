@@ -12,10 +12,10 @@ from jax._src import xla_bridge
 from jax._src.lib import _jax
 from jax.sharding import NamedSharding
 
-from trainer import gpus
 from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.processes import gpus
 from trainer.strategies import jax_compiled
 from trainer.strategies.base import Result
 from trainer.strategies.jax_arrays import placed
@@ -98,7 +98,7 @@ def _join(cluster: Cluster) -> None:
         cluster.size,
         cluster.index,
         coordinator_bind_address=f"[{listens}]:{port}" if ":" in listens else f"{listens}:{port}",
-        # It would keep to the GPU of Slurm's or Open MPI's local rank: trainer/gpus.py knows better.
+        # It would keep to the GPU of Slurm's or Open MPI's local rank: trainer/processes/gpus.py knows better.
         cluster_detection_method="deactivate",
         heartbeat_timeout_seconds=30,  # trainer/peers.py notices sooner, and says why
         initialization_timeout=60,

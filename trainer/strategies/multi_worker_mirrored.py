@@ -9,8 +9,8 @@ from tensorflow.python.ops import collective_ops
 
 from trainer.cluster import Cluster
 from trainer.config import Config
-from trainer.connection import listen
 from trainer.errors import UserError
+from trainer.processes.connection import listen
 from trainer.strategies.tf_devices import find_gpus
 from trainer.strategies.tf_distribute import TFDistribute
 from trainer.strategies.tf_sums import hold_rounding_fixed

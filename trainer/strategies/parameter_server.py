@@ -18,9 +18,9 @@ import tensorflow as tf
 from input_pipeline.pipeline import Pipeline
 from trainer.cluster import Cluster, resolve
 from trainer.config import Config
-from trainer.connection import Connection, listen
 from trainer.errors import OK, PEER_LOST, UserError
 from trainer.optimizers import each_of
+from trainer.processes.connection import Connection, listen
 from trainer.program import Program
 from trainer.strategies.base import Block
 from trainer.strategies.tf_devices import find_gpus

@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer import gpus
+from trainer.processes import gpus
 
 
 def find_gpus() -> list[Any]:

@@ -1,7 +1,7 @@
 """Random numbers in a step that no backend has a part in: Keras's random functions, over the bits of one generator.
 
 JAX and TensorFlow draw other numbers from one seed, and so does TensorFlow's XLA: masks of dropout, and with them the
-curve, would be another on each. The bits are Philox's on both (see philox.py); what is made of them is here.
+curve, would be another on each. The bits are Philox's on both (see strategies/philox.py); what is made of them is here.
 """
 
 import contextlib

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.randomness import Generator
+from trainer.objective.randomness import Generator
 
 
 def _by_tensorflow(shape: Sequence[Any], key: Any) -> Any:

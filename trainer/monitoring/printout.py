@@ -10,13 +10,14 @@ from typing import Any
 
 import keras
 
-from trainer import preemption, tracing
+from trainer import preemption
 from trainer.assembly import Assembly
 from trainer.clock import Interval
 from trainer.cluster import outside_interfaces
 from trainer.config import Config
-from trainer.host_memory import HostMemory
-from trainer.readable import duration, size, words
+from trainer.monitoring import tracing
+from trainer.monitoring.host_memory import HostMemory
+from trainer.monitoring.readable import duration, size, words
 
 
 def facts(parts: Assembly) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import time
 from typing import NoReturn
 
 from trainer.cluster import Cluster
-from trainer.connection import Connection, listen
 from trainer.errors import PEER_LOST, USER_ERROR, UserError
+from trainer.processes.connection import Connection, listen
 
 _LATE = 8.0  # seconds for which those that come late to a meeting that failed are told so
 

@@ -14,14 +14,14 @@ from keras.src.trainers.compile_utils import CompileMetrics, get_loss
 from input_pipeline.dataset import Dataset
 from input_pipeline.labels import Labels
 from input_pipeline.source import read
-from trainer.building import adds_losses
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.logits import gives_logits, takes_logits
-from trainer.metrics import build_metrics, in_floats, is_keras_own, of_probabilities
-from trainer.outputs import names_of_labels, per_output, places_of_labels
-from trainer.trial import EXAMPLES, TOLERANCE, drawn, over_batches, several
-from trainer.weighing import Losses, labelled, shapes
+from trainer.objective.building import adds_losses
+from trainer.objective.logits import gives_logits, takes_logits
+from trainer.objective.metrics import build_metrics, in_floats, is_keras_own, of_probabilities
+from trainer.objective.outputs import names_of_labels, per_output, places_of_labels
+from trainer.objective.trial import EXAMPLES, TOLERANCE, drawn, over_batches, several
+from trainer.objective.weighing import Losses, labelled, shapes
 
 # Functions of Keras's losses that compare numbers one by one, and broadcast what is of other shapes.
 _OF_NUMBERS = (

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from input_pipeline.pipeline import Pipeline
 from trainer.assembly import Assembly
-from trainer.ledger import Ledger
-from trainer.progress import Progress
+from trainer.monitoring.ledger import Ledger
+from trainer.storage.progress import Progress
 from trainer.sums import Totals
 
 _MOST = 100  # lines that wait

@@ -18,8 +18,8 @@ from input_pipeline.source import read
 from input_pipeline.structure import map_structure
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.trial import EXAMPLES, TOLERANCE, drawn, over_batches, several
-from trainer.weighing import expand, shapes
+from trainer.objective.trial import EXAMPLES, TOLERANCE, drawn, over_batches, several
+from trainer.objective.weighing import expand, shapes
 
 # Metrics that take weights of examples only where an example is one element.
 _OF_ELEMENTS = (

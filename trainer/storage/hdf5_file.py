@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from trainer.digests import Region
+from trainer.storage.digests import Region
 
 LARGE = 2**20  # bytes, from which on an array has a digest of its own, made while it is written
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from input_pipeline.cores import cores
-from trainer import host_memory
 from trainer.assembly import Assembly
-from trainer.ledger import Ledger
-from trainer.printout import scarce
-from trainer.verdict import Verdict, verdict
+from trainer.monitoring import host_memory
+from trainer.monitoring.ledger import Ledger
+from trainer.monitoring.printout import scarce
+from trainer.monitoring.verdict import Verdict, verdict
 
 _MEMORY_EVERY, _PACE_EVERY = 1.0, 10.0  # seconds between two looks
 _LOOKS = 3  # at the pace, whose median counts

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from trainer import digests
 from trainer.run_directory import replace
-from trainer.synced import synced
+from trainer.storage import digests
+from trainer.storage.synced import synced
 
 _DTYPES = {"int": "<i8", "bfloat16": ml_dtypes.bfloat16}  # by kind, where numpy's name is another
 Index = tuple[slice, ...]

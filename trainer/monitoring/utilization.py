@@ -9,7 +9,7 @@ import numpy as np
 
 from trainer.assembly import Assembly
 from trainer.errors import out_of_memory
-from trainer.ledger import Ledger
+from trainer.monitoring.ledger import Ledger
 from trainer.reporting import Nothing, Reporting
 
 _AFTER = 10.0  # seconds of training, before which nobody asks

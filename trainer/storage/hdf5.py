@@ -13,10 +13,10 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.saving import saving_lib
 
-from trainer import digests
-from trainer.digests import Region
-from trainer.hdf5_file import File, datasets
 from trainer.program import Program
+from trainer.storage import digests
+from trainer.storage.digests import Region
+from trainer.storage.hdf5_file import File, datasets
 
 _AS_THEY_ARE = "onecurve"  # where variables are that Keras saves something else for
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from trainer.ledger import OTHERS_DATA
+from trainer.monitoring.ledger import OTHERS_DATA
 
 _LEAST = 5.0  # seconds, of which nothing can be said
 _SLOW = 2.0  # times as long as the others, for a process to be named

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.shards import Piece
+from trainer.storage.shards import Piece
 
 Pieces = dict[str, list[Piece]]  # by path of the variable
 # Returns what copies them, in any thread; the copies may be arrays of the backend's.

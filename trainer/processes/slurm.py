@@ -3,8 +3,8 @@
 import re
 from collections.abc import Mapping
 
-from trainer import ports
 from trainer.errors import UserError
+from trainer.processes import ports
 
 _APART = 37  # blocks of ports, between steps of a job
 

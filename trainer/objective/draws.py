@@ -19,7 +19,7 @@ import numpy.typing as npt
 from keras.src.backend import random as of_backend
 from keras.src.random.seed_generator import draw_seed
 
-from trainer.shards import dtype as dtype_of
+from trainer.storage.shards import dtype as dtype_of
 
 _BLOCK = 2**20  # numbers from a generator of their own, so that all cores can share in a variable
 Numbers = npt.NDArray[np.floating[Any]]

@@ -19,7 +19,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from input_pipeline.records import framed
-from trainer.append import Appender
+from trainer.storage.append import Appender
 
 _NAME = "events.out.tfevents."
 _SCALAR = scalars.create_summary_metadata("", "")

@@ -12,7 +12,7 @@ import keras.src.random.seed_generator as keras_seeds
 import numpy as np
 
 from trainer.errors import UserError
-from trainer.randomness import is_seed
+from trainer.objective.randomness import is_seed
 
 
 @contextlib.contextmanager

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from trainer import checkpoint, hdf5, optimizers, saving
+from trainer import checkpoint, optimizers
 from trainer.errors import UserError
 from trainer.peers import Peers
 from trainer.program import Program
+from trainer.storage import hdf5, saving
 
 
 def read_model_variables(path: pathlib.Path, program: Program, manifest: dict[str, Any]) -> None:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from trainer.append import records
-from trainer.ledger import Ledger
+from trainer.monitoring.ledger import Ledger
 from trainer.run_directory import replace
+from trainer.storage.append import records
 
 
 class Account(NamedTuple):

@@ -11,11 +11,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from trainer import digests, hdf5, shards
 from trainer.checkpoint import WEIGHTS, Damaged, commit
 from trainer.program import Program, kind
-from trainer.shards import Piece
-from trainer.synced import synced
+from trainer.storage import digests, hdf5, shards
+from trainer.storage.shards import Piece
+from trainer.storage.synced import synced
 
 
 def write(parent: pathlib.Path, program: Program, values: dict[str, np.ndarray], state: dict[str, Any]) -> None:
