@@ -31,10 +31,14 @@ class Lab:
             _ip("-n", space, "link", "set", "eth0", "up")
             _ip("-n", space, "link", "set", "lo", "up")
 
+    def on(self, host: int, command: Sequence[str]) -> list[str]:
+        """The command that runs a command on a host."""
+        return ["ip", "netns", "exec", self._spaces[host], *command]
+
     def start(self, host: int, command: Sequence[str], **env: str) -> "subprocess.Popen[str]":
         """Starts a command on a host; its process id is the command's own."""
         return subprocess.Popen(
-            ["ip", "netns", "exec", self._spaces[host], *command],
+            self.on(host, command),
             cwd=REPOSITORY,
             env=environment(**env),
             stdout=subprocess.PIPE,

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.conftest import need
+from tests.lab import lab
 from tests.running import REPOSITORY, environment, start, summary, trainer
 from trainer.cluster import resolve
 
@@ -41,22 +42,26 @@ def test_runs_of_mpirun_that_share_a_host(mpirun, package, tmp_path):
 
 
 def test_mpirun_over_several_hosts_as_the_docs_have_it(tmp_path):
-    """Of two names of this host, for no other is here."""
     need(shutil.which("mpirun.openmpi"), "no Open MPI here; on Debian: apt-get install openmpi-bin")
     text = (REPOSITORY / "docs" / "clusters.md").read_text()
     found = re.search(r"```bash\n(# mpi\.sh.*?)```", text, re.DOTALL)
     assert found
-    (tmp_path / "hosts").write_text("127.0.0.2\n127.0.0.2\n")
-    script = (
-        found[1]
-        .replace("mpirun ", "mpirun.openmpi ")
-        .replace("--strategy=device_mesh", f"{' '.join(FLAGS)} --run_dir={tmp_path / 'run'}")
-    )
-    extra = ROOT | {"PBS_NODEFILE": str(tmp_path / "hosts"), "PATH": f"{python()}:{os.environ['PATH']}"}
-    ran = subprocess.run(
-        ["bash", "-euc", script], cwd=REPOSITORY, env=environment(**extra), capture_output=True, text=True, timeout=120
-    )
-    assert ran.returncode == 0, ran.stderr
+    agent, flags = tmp_path / "agent", f"{' '.join(FLAGS)} --run_dir={tmp_path / 'run'}"
+    with lab(2) as hosts:
+        there = hosts.on(1, ["sh", "-c", '"$*"'])
+        agent.write_text(f"#!/bin/sh\nshift\nexec {' '.join(there)}\n")  # as in: ssh HOST COMMAND...
+        agent.chmod(0o755)
+        where = f"--host {','.join(hosts.addresses)} --mca plm rsh --mca plm_rsh_agent {agent} -x PATH"
+        script = (
+            found[1]
+            .replace("$(hostname)", hosts.addresses[0])
+            .replace("mpirun ", f"mpirun.openmpi {where} ")
+            .replace("--strategy=device_mesh", flags)
+        )
+        path = {"PATH": f"{python()}:{os.environ['PATH']}"}
+        run = hosts.start(0, ["bash", "-euc", script], **ROOT | path)
+        said, _ = run.communicate(timeout=120)
+    assert run.returncode == 0, said
     assert summary(tmp_path / "run")["step"] == 30
 
 
@@ -93,7 +98,32 @@ def test_what_torchrun_tells(tmp_path):
         _, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
     assert summary(tmp_path / "run")["step"] == 30
-    of_two_hosts = told | {"RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    of_two_hosts = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "RANK": "0"}
     err = trainer(*FLAGS, f"--run_dir={tmp_path / 'run'}", code=2, **of_two_hosts).stderr
-    assert "torchrun tells no process the hosts of the others" in err and "--cluster=$RANK@" in err
+    assert "torchrun tells no process of several hosts where the others are" in err and "set MASTER_ADDR" in err
     assert resolve("", told).size == 1, "one that no starter has numbered"
+
+
+@pytest.mark.parametrize("strategy", ["device_mesh", "multi_worker_mirrored"])
+def test_processes_of_several_hosts_that_know_that_of_the_first(strategy, tmp_path):
+    """As torchrun's do; process 0 may know its own host as no other does, as in Kubeflow's PyTorchJob."""
+    run = tmp_path / "run"
+    flags = (f"--strategy={strategy}", "--model=dense", "--replicas=4", "--steps=30", f"--run_dir={run}")
+
+    def all_say(*words: str) -> list[str]:
+        told = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": "29500"}
+        command = [sys.executable, "-m", "trainer", *words, *flags]
+        first = {"MASTER_ADDR": "localhost"}
+        started = [hosts.start(i // 2, command, RANK=str(i), **told | (first if not i else {})) for i in range(4)]
+        said = [process.communicate(timeout=180)[0] for process in started]
+        assert [process.returncode for process in started] == [0] * 4, said
+        return said
+
+    with lab(2) as hosts:
+        for said in all_say("doctor"):
+            found = re.findall(r"process (\d): ([\d.]+):", said)
+            assert found == [(str(i), hosts.addresses[i // 2]) for i in range(4)], said
+        all_say()
+    alone = tmp_path / "alone"
+    trainer(*flags[1:-1], "--backend=" + ("jax" if strategy == "device_mesh" else "tensorflow"), f"--run_dir={alone}")
+    assert summary(run)["weights_sha256"] == summary(alone)["weights_sha256"]

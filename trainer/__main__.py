@@ -30,7 +30,7 @@ from trainer.config import Config
 from trainer.errors import OK, UserError, out_of_memory
 from trainer.peers import Peers
 from trainer.preemption import SIGNALS, leave_when_told
-from trainer.processes import agreement, forks, gpus
+from trainer.processes import agreement, forks, gpus, roll_call
 from trainer.processes.leaving import leave
 
 TOGETHER = ("train", "evaluate")  # these are done by all processes of a cluster; others by process 0,
@@ -52,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"onecurve: {told}", file=sys.stderr)
             return OK
         cluster = ALONE
+    cluster = roll_call.completed(cluster, config.patience)
     os.environ |= gpus.own(cluster, os.environ)
     forks.keep_apart(SIGNALS)
     if verb == "train" and (cluster.is_chief or config.strategy != "parameter_server"):

@@ -7,7 +7,7 @@ Asked in this order, and the first that speaks is believed:
   4. Kubeflow: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID (a JAXJob's without JAX_)
   5. GKE's slices of TPUs: TPU_WORKER_HOSTNAMES, TPU_WORKER_ID; and SkyPilot's SKYPILOT_NODE_IPS, SKYPILOT_NODE_RANK
   6. Slurm, in a step that srun started
-  7. mpirun, of Open MPI, MPICH or Intel MPI, or torchrun, on one host
+  7. mpirun (Open MPI, MPICH, Intel MPI) or torchrun; on several hosts with MASTER_ADDR, that of process 0
 What is wrong with the one that speaks is said rather than passed over.
 """
 
@@ -59,6 +59,11 @@ class Cluster:
         """The processes on this one's host."""
         host = self.addresses[self.index].rpartition(":")[0]
         return [i for i, address in enumerate(self.addresses) if address.rpartition(":")[0] == host]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the hosts of all are known; if not, roll_call.py asks them."""
+        return not any(address.startswith(starters.UNKNOWN) for address in self.addresses)
 
     @property
     def meeting(self) -> tuple[str, int]:
@@ -137,9 +142,8 @@ def _from_processes(environment: Mapping[str, str]) -> Cluster | None:
     if not addresses:
         return None
     index = environment.get("JOB_COMPLETION_INDEX", "")
-    return _listed(
-        addresses, index, "ONECURVE_PROCESSES", "set JOB_COMPLETION_INDEX to this process's number", addresses
-    )
+    fix = "set JOB_COMPLETION_INDEX to this process's number"
+    return _listed(addresses, index, "ONECURVE_PROCESSES", fix, addresses)
 
 
 def _from_kubeflow(environment: Mapping[str, str]) -> Cluster | None:
@@ -242,7 +246,5 @@ def _from_slurm(environment: Mapping[str, str]) -> Cluster | None:
 
 
 def _from_starter(environment: Mapping[str, str]) -> Cluster | None:
-    if not (found := starters.processes(environment)):
-        return None
-    starter, size, rank, start = found
-    return Cluster(tuple(ports.addresses(["127.0.0.1"] * size, start)), rank, starter)
+    found = starters.processes(environment)
+    return Cluster(tuple(ports.addresses(found.hosts, found.start)), found.rank, found.starter) if found else None

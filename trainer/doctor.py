@@ -18,7 +18,7 @@ from trainer.config import Config
 from trainer.errors import OK, PEER_LOST, UserError
 from trainer.monitoring.readable import size
 from trainer.peers import Peers
-from trainer.processes import gpus
+from trainer.processes import gpus, roll_call
 from trainer.processes.connection import listen, resolved
 
 _PATIENCE = 20.0  # seconds for the others to come
@@ -26,7 +26,7 @@ _PATIENCE = 20.0  # seconds for the others to come
 
 def run(config: Config) -> int:
     """Prints a line for each thing looked at. Returns the exit code: OK if none is wrong."""
-    cluster = resolve(config.cluster)
+    cluster = roll_call.completed(resolve(config.cluster), config.patience)
     found = [*_cluster(config, cluster), *_names(cluster), *_ports(cluster), *_directory(config), *_machine()]
     found += _gpus(config)
     if cluster.size > 1:

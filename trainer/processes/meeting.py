@@ -30,7 +30,7 @@ def _wait_for_all(cluster: Cluster, patience: float) -> list[Connection]:
     found: dict[int, Connection] = {}
     deadline, said = time.monotonic() + patience, time.monotonic()
     while missing := [i for i in range(1, cluster.size) if i not in found]:
-        names = ", ".join(f"{i} ({cluster.addresses[i]})" for i in missing)
+        names = ", ".join(f"{i} ({cluster.addresses[i]})" if cluster.is_complete else str(i) for i in missing)
         if time.monotonic() > deadline:
             raise wrong(cluster, f"process {names} did not come to {host}:{port} in {patience:g}s", PEER_LOST)
         if time.monotonic() - said > 10:
@@ -45,7 +45,7 @@ def _wait_for_all(cluster: Cluster, patience: float) -> list[Connection]:
         peer = Connection(-1, connection)
         hello = peer.receive() or {}
         peer.index, refusal = hello.get("process", -1), None
-        if hello.get("cluster") != list(cluster.addresses):
+        if hello.get("cluster") != _described(cluster):
             refusal = f"process {peer.index} describes another cluster: {hello.get('cluster')}"
         elif peer.index in found or not 0 < peer.index < cluster.size:
             refusal = f"two processes say that they are process {peer.index}"
@@ -88,11 +88,16 @@ def _go_to_chief(cluster: Cluster, patience: float) -> Connection:
             time.sleep(0.25)
     connection.settimeout(None)
     peer = Connection(0, connection)
-    peer.send(process=cluster.index, cluster=list(cluster.addresses))
+    peer.send(process=cluster.index, cluster=_described(cluster))
     answer = peer.receive() or {"refused": "process 0 left while the others came"}
     if "refused" in answer:
         raise wrong(cluster, answer["refused"])
     return peer
+
+
+def _described(cluster: Cluster) -> list[str]:
+    """What all must describe alike. Where no more than process 0's host is told, that may be 'localhost' to itself."""
+    return list(cluster.addresses if cluster.is_complete else cluster.addresses[1:])
 
 
 def wrong(cluster: Cluster, reason: str, code: int = USER_ERROR) -> UserError:

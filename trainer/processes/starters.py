@@ -5,35 +5,59 @@ import os
 import pathlib
 import zlib
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from trainer.errors import UserError
 
+UNKNOWN = "?"  # a process's host
 # starter: (how many, which of them, how many on this host)
 _STARTERS = {
     "Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     "MPICH": ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
-    "torchrun": ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),
+    "PyTorch's torchrun": ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),
 }
 
 
-def processes(environment: Mapping[str, str]) -> tuple[str, int, int, int] | None:
-    """The starter, how many processes there are, this one's number, and a number of the start; None if nobody told.
+class Started(NamedTuple):
+    """What a starter told.
+
+    Attributes:
+      starter: its name.
+      hosts: of the processes; UNKNOWN but for the first, where they are on several.
+      rank: this process's number.
+      start: a number of the start's, the same in each process.
+    """
+
+    starter: str
+    hosts: list[str]
+    rank: int
+    start: int
+
+
+def processes(environment: Mapping[str, str]) -> Started | None:
+    """What the starter told; None if there was none.
 
     Raises:
-      UserError: they are on several hosts, which no process is told.
+      UserError: they are on several hosts, and not even that of process 0 is told.
     """
     for starter, (size, rank, here) in _STARTERS.items():
         if rank not in environment or environment.get(size, "1") == "1":
             continue
-        if environment.get(here) != environment[size]:
+        count, number = int(environment[size]), int(environment[rank])
+        first, on_one = environment.get("MASTER_ADDR", ""), environment.get(here) == environment[size]
+        if not first and not on_one:
             raise UserError(
                 size,
                 environment[size],
-                f"{starter} tells no process the hosts of the others",
-                f"give each --cluster=${rank}@host:port,host:port (docs/clusters.md), or start them by srun",
+                f"{starter} tells no process of several hosts where the others are",
+                "set MASTER_ADDR for all of them to the host of process 0 (docs/clusters.md), or start them by srun",
             )
-        start = environment.get("PMIX_NAMESPACE") or f"{_parent()} {environment.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-        return starter, int(environment[size]), int(environment[rank]), zlib.crc32(start.encode())
+        hosts = ["127.0.0.1"] * count
+        if not on_one:
+            hosts = [f"[{first}]" if first.count(":") > 1 else first, *[UNKNOWN] * (count - 1)]
+        start = environment.get("PMIX_NAMESPACE") or (_parent() if on_one else environment.get("MASTER_PORT"))
+        start = f"{start} {environment.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+        return Started(starter, hosts, number, zlib.crc32(start.encode()))
     return None
 
 
