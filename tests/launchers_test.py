@@ -8,10 +8,12 @@ import sys
 
 import pytest
 
+from launch.local import free_ports
 from tests.conftest import need
 from tests.lab import lab
 from tests.running import REPOSITORY, environment, start, summary, trainer
 from trainer.cluster import resolve
+from trainer.errors import UserError
 
 MAKES = {"mpirun.openmpi": "openmpi-bin", "mpirun.mpich": "mpich"}
 FLAGS = ("--strategy=device_mesh", "--replicas=2", "--steps=30")
@@ -127,3 +129,31 @@ def test_processes_of_several_hosts_that_know_that_of_the_first(strategy, tmp_pa
     alone = tmp_path / "alone"
     trainer(*flags[1:-1], "--backend=" + ("jax" if strategy == "device_mesh" else "tensorflow"), f"--run_dir={alone}")
     assert summary(run)["weights_sha256"] == summary(alone)["weights_sha256"]
+
+
+@pytest.mark.parametrize("told", ["--cluster", "JAX_COORDINATOR_ADDRESS"])
+def test_processes_that_are_told_the_address_of_the_first(told, tmp_path):
+    run, first = tmp_path / "run", f"127.0.0.1:{free_ports(1)[0]}"
+    processes = []
+    for index in range(2):
+        flag = [f"--cluster={index}/2@{first}"] if told == "--cluster" else []
+        variables = {"JAX_COORDINATOR_ADDRESS": first, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(index)}
+        processes.append(start(*FLAGS, *flag, f"--run_dir={run}", **({} if flag else variables)))
+    for process in processes:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    assert summary(run)["step"] == 30
+
+
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [
+        ("2/2@a:2222", "number '2' is not in 0 to 1"),
+        ("0/two@a:2222", "'two' is no number of processes"),
+        ("0/2@a", "'a' is not host:port"),
+        ("0/2@a:2222,b:2222", "is not host:port"),
+    ],
+)
+def test_what_is_wrong_with_a_first_address(flag, told):
+    with pytest.raises(UserError, match=told):
+        resolve(flag, {})

@@ -52,7 +52,9 @@ class Config:
         "joined by +, a JSON list of [regex, axes], or my_pkg.my_module:rules.",
     )
     cluster: str = _flag(
-        "", "The processes, and which of them this is: 1@host:port,host:port. Default: what the environment says."
+        "",
+        "The processes, and which of them this is: 1@host:port,host:port, or 1/2@host:port with process 0's address "
+        "alone. Default: what the environment says.",
     )
     hang_after: str = _flag("10min", "Time without any progress after which a process ends and shows where it hung.")
     # What it computes: the run's definition.

@@ -19,6 +19,7 @@ from trainer.errors import OK, PEER_LOST, UserError
 from trainer.monitoring.readable import size
 from trainer.peers import Peers
 from trainer.processes import gpus, roll_call
+from trainer.processes.addresses import UNKNOWN
 from trainer.processes.connection import listen, resolved
 
 _PATIENCE = 20.0  # seconds for the others to come
@@ -26,11 +27,16 @@ _PATIENCE = 20.0  # seconds for the others to come
 
 def run(config: Config) -> int:
     """Prints a line for each thing looked at. Returns the exit code: OK if none is wrong."""
-    cluster = roll_call.completed(resolve(config.cluster), config.patience)
+    cluster, patience = resolve(config.cluster), min(_PATIENCE, config.patience)
+    meeting: Findings = []
+    try:
+        cluster = roll_call.completed(cluster, patience)
+    except UserError as error:
+        meeting = [("WRONG", "meeting", str(error))]
     found = [*_cluster(config, cluster), *_names(cluster), *_ports(cluster), *_directory(config), *_machine()]
-    found += _gpus(config)
-    if cluster.size > 1:
-        found += _meeting(cluster, min(_PATIENCE, config.patience))
+    found += [*_gpus(config, cluster), *meeting]
+    if cluster.size > 1 and not meeting:
+        found += _meeting(cluster, patience)
     for verdict, name, text in found:
         print(f"{verdict:>5}  {name}: {text}")
     wrong = [name for verdict, name, _ in found if verdict == "WRONG"]
@@ -58,7 +64,8 @@ def _cluster(config: Config, cluster: Cluster) -> Findings:
 
 def _names(cluster: Cluster) -> Findings:
     found: Findings = []
-    for host in dict.fromkeys(a.rpartition(":")[0] for a in cluster.addresses if cluster.size > 1):
+    hosts = dict.fromkeys(address.rpartition(":")[0] for address in cluster.addresses if cluster.size > 1)
+    for host in filter(UNKNOWN.__ne__, hosts):
         try:
             found.append(("ok", "name", f"{host} is {resolved(host)[1]}"))
         except OSError as error:
@@ -113,8 +120,9 @@ def _machine() -> Findings:
     ]
 
 
-def _gpus(config: Config) -> Findings:
-    """Whether the backend finds the GPUs that this process sees."""
+def _gpus(config: Config, cluster: Cluster) -> Findings:
+    """Whether the backend finds the GPUs that this process takes."""
+    os.environ |= gpus.own(cluster, os.environ)
     seen = gpus.visible(os.environ)
     found: Findings = [("ok", "NVIDIA GPUs", f"this process takes {', '.join(seen) or 'none'}")]
     if seen:

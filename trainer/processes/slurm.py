@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from trainer.errors import UserError
-from trainer.processes import ports
+from trainer.processes import addresses
 
 _APART = 37  # blocks of ports, between steps of a job
 
@@ -33,7 +33,7 @@ def processes(environment: Mapping[str, str]) -> tuple[list[str], int] | None:
         dealt = environment.get("SLURM_DISTRIBUTION", "cyclic")
         reason = f"has task {rank} on {here}, where tasks of consecutive numbers would be on {hosts[rank]}"
         raise UserError("SLURM_DISTRIBUTION", dealt, reason, "start them by srun --distribution=block")
-    return ports.addresses(hosts, job + _APART * step), rank
+    return addresses.of(hosts, job + _APART * step), rank
 
 
 def expand_nodes(text: str) -> list[str]:

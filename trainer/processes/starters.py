@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from trainer.errors import UserError
+from trainer.processes.addresses import UNKNOWN
 
-UNKNOWN = "?"  # a process's host
 # starter: (how many, which of them, how many on this host)
 _STARTERS = {
     "Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),

@@ -1,0 +1,55 @@
+"""Addresses of processes, 'host:port': what is wrong with those that are given, and ports where none are."""
+
+from collections.abc import Callable, Sequence
+
+from trainer.errors import UserError
+
+UNKNOWN = "?"  # a host that no process was told; see roll_call.py
+MOST = 2**15  # processes of which one address is told
+_LEAST = 1024  # below, ports are the system's
+FIRST = 61_440  # above those that Linux gives away by itself
+_COUNT = 65_536 - FIRST
+
+
+def of(hosts: Sequence[str], start: int) -> list[str]:
+    """'host:port' of each process of a scheduler's start, of which several may share a node.
+
+    Args:
+      hosts: of the processes, in their order.
+      start: a number of the start's, from which follow its ports: the fewer processes there are, the more starts
+        have ports of their own.
+    """
+    # A port of its own for each, whatever its host, for several names may be one machine's.
+    block = 1 << len(hosts).bit_length()  # one more than processes, to meet at
+    return [f"{host}:{FIRST + (start * block + i) % _COUNT}" for i, host in enumerate(hosts)]
+
+
+def unknown(first: str, count: int) -> list[str]:
+    """Those of so many processes beside the first, until they are known: their ports are the ones above its own."""
+    port = int(first.rpartition(":")[2]) - _LEAST
+    return [f"{UNKNOWN}:{_LEAST + (port + i) % (65_536 - _LEAST)}" for i in range(1, count + 1)]
+
+
+def wrong(source: str, text: str) -> Callable[[str, str], UserError]:
+    """Makes the error of a description, from a reason and a fix."""
+    shown = text if len(text) < 200 else f"{text[:200]}..."
+    return lambda reason, fix: UserError(source, shown, reason, fix)
+
+
+def check(addresses: Sequence[str], wrong: Callable[[str, str], UserError]) -> None:
+    """Raises what `wrong` makes of a reason and a fix, unless they are the addresses of so many processes."""
+    if not addresses:
+        raise wrong("names no process", "list each process as 'host:port'")
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or "," in host or not port.isdigit() or not 0 < int(port) < 65_536:
+            raise wrong(f"its address {address!r} is not host:port", "for example 10.0.0.1:2222")
+    twice = sorted({a for a in addresses if addresses.count(a) > 1})
+    if twice:
+        raise wrong(f"names {twice[0]} twice", "give each process an address of its own")
+    local = [a for a in addresses if a.rpartition(":")[0] in ("localhost", "127.0.0.1", "[::1]")]
+    if local and len(local) < len(addresses):
+        raise wrong(
+            f"mixes {local[0]}, which each host takes for itself, with addresses of other hosts",
+            "give the address under which the others reach that host",
+        )
