@@ -52,14 +52,14 @@ def main(argv: Sequence[str]) -> int:
             print(f"onecurve: {told}", file=sys.stderr)
             return OK
         cluster = ALONE
-    if verb != "doctor":  # which tells what is wrong with these
-        cluster = roll_call.completed(cluster, config.patience)
-        os.environ |= gpus.own(cluster, os.environ)
     forks.keep_apart(SIGNALS)
     if verb == "train" and (cluster.is_chief or config.strategy != "parameter_server"):
         leave_when_told()
     elif verb not in TOGETHER:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: its files go, and runs it started
+    if verb != "doctor":  # which tells what is wrong with these
+        cluster = roll_call.completed(cluster, config.patience)
+        os.environ |= gpus.own(cluster, os.environ)
     if verb == "export":
         # A SavedModel is TensorFlow's format, and a checkpoint restores on either backend.
         anywhere = {name: getattr(Config, name) for name in WHERE}
