@@ -157,3 +157,8 @@ def test_processes_that_are_told_the_address_of_the_first(told, tmp_path):
 def test_what_is_wrong_with_a_first_address(flag, told):
     with pytest.raises(UserError, match=told):
         resolve(flag, {})
+
+
+def test_numbers_that_are_none():
+    with pytest.raises(UserError, match="WORLD_SIZE, RANK"):
+        resolve("", {"WORLD_SIZE": "two", "RANK": "0"})

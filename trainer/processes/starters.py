@@ -43,7 +43,10 @@ def processes(environment: Mapping[str, str]) -> Started | None:
     for starter, (size, rank, here) in _STARTERS.items():
         if rank not in environment or environment.get(size, "1") == "1":
             continue
-        count, number = int(environment[size]), int(environment[rank])
+        try:
+            count, number = int(environment[size]), int(environment[rank])
+        except ValueError as error:
+            raise UserError(f"{size}, {rank}", environment[size], str(error), f"unset {rank}, or set both") from None
         first, on_one = environment.get("MASTER_ADDR", ""), environment.get(here) == environment[size]
         if not first and not on_one:
             raise UserError(
