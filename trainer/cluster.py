@@ -17,8 +17,8 @@ import pathlib
 import socket
 from collections.abc import Mapping, Sequence
 
-from trainer.errors import UserError
 from trainer.processes import addresses, slurm, starters, tf_config
+from trainer.processes.addresses import Description
 from trainer.processes.connection import resolved
 
 
@@ -117,7 +117,7 @@ def resolve(flag: str = "", environment: Mapping[str, str] = os.environ) -> Clus
     """
     if flag:
         return _from_flag(flag)
-    for source in (_from_tf_config, _from_processes, _from_kubeflow, _from_hosts, _from_slurm, _from_starter):
+    for source in (_from_tf_config, _from_processes, _from_jax, _from_hosts, _from_slurm, _from_starter):
         cluster = source(environment)
         if cluster is not None:
             return cluster
@@ -125,23 +125,21 @@ def resolve(flag: str = "", environment: Mapping[str, str] = os.environ) -> Clus
 
 
 def _from_flag(flag: str) -> Cluster:
+    said = Description("cluster", flag, "for example --cluster=0@host1:2222,host2:2222, or 0/2@host1:2222")
     index, _, text = flag.partition("@")
-    example = "for example --cluster=0@host1:2222,host2:2222, or 0/2@host1:2222"
-    if "/" in index:
-        index, _, size = index.partition("/")
-        return _of_first(text, size, index, "cluster", example, flag)
-    return _listed(text, index, "cluster", example, flag)
+    index, several, size = index.partition("/")
+    return _of_first(said, text, size, index) if several else _listed(said, text, index)
 
 
 def _from_processes(environment: Mapping[str, str]) -> Cluster | None:
     text = environment.get("ONECURVE_PROCESSES", "")
     if not text:
         return None
-    index = environment.get("JOB_COMPLETION_INDEX", "")
-    return _listed(text, index, "ONECURVE_PROCESSES", "set JOB_COMPLETION_INDEX to this process's number", text)
+    said = Description("ONECURVE_PROCESSES", text, "set JOB_COMPLETION_INDEX to this process's number")
+    return _listed(said, text, environment.get("JOB_COMPLETION_INDEX", ""))
 
 
-def _from_kubeflow(environment: Mapping[str, str]) -> Cluster | None:
+def _from_jax(environment: Mapping[str, str]) -> Cluster | None:
     for prefix in ("JAX_", ""):
         coordinator = environment.get(f"{prefix}COORDINATOR_ADDRESS", "")
         size, index = environment.get(f"{prefix}NUM_PROCESSES", ""), environment.get(f"{prefix}PROCESS_ID", "")
@@ -149,8 +147,9 @@ def _from_kubeflow(environment: Mapping[str, str]) -> Cluster | None:
             continue
         if ":" not in coordinator:
             coordinator = f"{coordinator}:{environment.get(f'{prefix}COORDINATOR_PORT', addresses.FIRST)}"
-        shown, fix = f"{coordinator}, {size} processes", f"set {prefix}PROCESS_ID and {prefix}NUM_PROCESSES"
-        return _of_first(coordinator, size, index, f"{prefix}COORDINATOR_ADDRESS", fix, shown)
+        fix = f"set {prefix}NUM_PROCESSES and {prefix}PROCESS_ID"
+        said = Description(f"{prefix}COORDINATOR_ADDRESS", f"{coordinator}, {size} processes", fix)
+        return _of_first(said, coordinator, size, index)
     return None
 
 
@@ -158,32 +157,32 @@ def _from_hosts(environment: Mapping[str, str]) -> Cluster | None:
     for name, number in _HOSTS.items():
         hosts = environment.get(name, "").replace(",", " ").split()
         if len(hosts) > 1:
+            said = Description(name, ",".join(hosts), f"set {number} to this process's number")
             if environment.get("MEGASCALE_NUM_SLICES", "1") != "1":
-                raise UserError(name, ",".join(hosts), "are those of one slice of several", "give --cluster, of all")
+                raise said.wrong("are those of one slice of several", "give --cluster, of all")
             text = ",".join(f"{host}:{addresses.FIRST}" for host in hosts)
-            return _listed(text, environment.get(number, ""), name, f"set {number} to its number", text)
+            return _listed(said, text, environment.get(number, ""))
     return None
 
 
-def _of_first(first: str, size: str, index: str, source: str, example: str, shown: str) -> Cluster:
+def _of_first(said: Description, first: str, size: str, index: str) -> Cluster:
     """Processes of which the address of the first is told."""
     if not size.isdigit() or not 0 < int(size) <= addresses.MOST:
-        raise addresses.wrong(source, shown)(f"{size!r} is no number of processes", example)
-    addresses.check([first], addresses.wrong(source, shown))
-    return _numbered([first, *addresses.unknown(first, int(size) - 1)], index, source, example, shown)
+        raise said.wrong(f"{size!r} is no number of processes")
+    addresses.check([first], said.wrong)
+    return _numbered(said, [first, *addresses.unknown(first, int(size) - 1)], index)
 
 
-def _listed(text: str, index: str, source: str, example: str, shown: str) -> Cluster:
+def _listed(said: Description, text: str, index: str) -> Cluster:
     listed = [address.strip() for address in text.split(",") if address.strip()]
-    addresses.check(listed, addresses.wrong(source, shown))
-    return _numbered(listed, index, source, example, shown)
+    addresses.check(listed, said.wrong)
+    return _numbered(said, listed, index)
 
 
-def _numbered(listed: Sequence[str], index: str, source: str, example: str, shown: str) -> Cluster:
+def _numbered(said: Description, listed: Sequence[str], index: str) -> Cluster:
     if not index.isdigit() or int(index) >= len(listed):
-        reason = f"this process's number {index!r} is not in 0 to {len(listed) - 1}"
-        raise addresses.wrong(source, shown)(reason, example)
-    return Cluster(tuple(listed), int(index), source)
+        raise said.wrong(f"this process's number {index!r} is not in 0 to {len(listed) - 1}")
+    return Cluster(tuple(listed), int(index), said.source)
 
 
 def _from_tf_config(environment: Mapping[str, str]) -> Cluster | None:

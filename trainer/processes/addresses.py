@@ -1,6 +1,7 @@
 """Addresses of processes, 'host:port': what is wrong with those that are given, and ports where none are."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from trainer.errors import UserError
 
@@ -9,6 +10,25 @@ MOST = 2**15  # processes of which one address is told
 _LEAST = 1024  # below, ports are the system's
 FIRST = 61_440  # above those that Linux gives away by itself
 _COUNT = 65_536 - FIRST
+
+
+class Description(NamedTuple):
+    """How a process was told of the others.
+
+    Attributes:
+      source: what told.
+      text: what it said.
+      example: of what would be right.
+    """
+
+    source: str
+    text: str
+    example: str
+
+    def wrong(self, reason: str, fix: str = "") -> UserError:
+        """The error of something in it."""
+        shown = self.text if len(self.text) < 200 else f"{self.text[:200]}..."
+        return UserError(self.source, shown, reason, fix or self.example)
 
 
 def of(hosts: Sequence[str], start: int) -> list[str]:
@@ -30,14 +50,8 @@ def unknown(first: str, count: int) -> list[str]:
     return [f"{UNKNOWN}:{_LEAST + (port + i) % (65_536 - _LEAST)}" for i in range(1, count + 1)]
 
 
-def wrong(source: str, text: str) -> Callable[[str, str], UserError]:
-    """Makes the error of a description, from a reason and a fix."""
-    shown = text if len(text) < 200 else f"{text[:200]}..."
-    return lambda reason, fix: UserError(source, shown, reason, fix)
-
-
 def check(addresses: Sequence[str], wrong: Callable[[str, str], UserError]) -> None:
-    """Raises what `wrong` makes of a reason and a fix, unless they are the addresses of so many processes."""
+    """Raises the error of a description (Description.wrong) unless they are the addresses of so many processes."""
     if not addresses:
         raise wrong("names no process", "list each process as 'host:port'")
     for address in addresses:

@@ -32,16 +32,16 @@ def processes(environment: Mapping[str, str]) -> Found | None:
     text = environment.get("TF_CONFIG", "").strip()
     if not text:
         return None
-    wrong = addresses.wrong("TF_CONFIG", text)
     example = """for example {"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}"""
+    wrong = addresses.Description("TF_CONFIG", text, example).wrong
     try:
         given = json.loads(text)
     except json.JSONDecodeError as error:
-        raise wrong(f"is no JSON: {error}", example) from None
+        raise wrong(f"is no JSON: {error}") from None
     cluster = given.get("cluster") if isinstance(given, dict) else None
     task = given.get("task") if isinstance(given, dict) else None
     if not isinstance(cluster, dict) or not isinstance(task, dict):
-        raise wrong("has no 'cluster' and 'task' objects", example)
+        raise wrong("has no 'cluster' and 'task' objects")
     if given["task"].get("type") == "evaluator" or "evaluator" in cluster:
         raise wrong("has an evaluator, but the run evaluates itself (--evaluate_every)", "leave it out")
     unknown = sorted(set(cluster) - set(_JOBS))
@@ -49,7 +49,7 @@ def processes(environment: Mapping[str, str]) -> Found | None:
         raise wrong(f"has jobs {', '.join(unknown)}", f"name {', '.join(_JOBS)} only")
     for job, of_job in cluster.items():
         if not isinstance(of_job, list) or not all(isinstance(a, str) for a in of_job):
-            raise wrong(f"its job {job!r} is not a list of 'host:port'", example)
+            raise wrong(f"its job {job!r} is not a list of 'host:port'")
     if len(cluster.get("chief", [])) > 1:
         raise wrong("names more than one chief", "name one; others are workers")
     listed = [address for name in _JOBS for address in cluster.get(name, [])]
@@ -57,7 +57,7 @@ def processes(environment: Mapping[str, str]) -> Found | None:
     addresses.check(listed, wrong)
     job, index = task.get("type"), task.get("index")
     if job not in cluster or not isinstance(index, int) or isinstance(index, bool):
-        raise wrong("its task has no 'type' of the cluster's and integer 'index'", example)
+        raise wrong("its task has no 'type' of the cluster's and integer 'index'")
     if not 0 <= index < len(cluster[job]):
         raise wrong(f"its task's index {index} is not in 0 to {len(cluster[job]) - 1}", "number the processes from 0")
     return Found(listed, roles.index(str(job)) + index, roles)
