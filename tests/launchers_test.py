@@ -68,21 +68,25 @@ def test_mpirun_over_several_hosts_as_the_docs_have_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "number", "separated"),
-    [("TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", ","), ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "\n")],
+    ("hosts", "number", "named", "numbers"),
+    [
+        ("TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", "127.0.0.2,127.0.0.3", "01"),
+        ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "127.0.0.2\n127.0.0.3", "01"),
+        ("SM_HOSTS", "SM_CURRENT_HOST", '["127.0.0.2","127.0.0.3"]', ("127.0.0.2", "127.0.0.3")),
+    ],
 )
-def test_hosts_that_are_named(hosts, number, separated, tmp_path):
-    told = {hosts: separated.join(["127.0.0.2", "127.0.0.3"])}
-    processes = [start(*FLAGS, f"--run_dir={tmp_path / 'run'}", **told, **{number: str(i)}) for i in range(2)]
+def test_hosts_that_are_named(hosts, number, named, numbers, tmp_path):
+    told = {hosts: named}
+    processes = [start(*FLAGS, f"--run_dir={tmp_path / 'run'}", **told, **{number: i}) for i in numbers]
     for process in processes:
         _, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
     trainer(*FLAGS, "--devices=2", f"--run_dir={tmp_path / 'alone'}")
     assert summary(tmp_path / "run")["weights_sha256"] == summary(tmp_path / "alone")["weights_sha256"]
     assert "this process's number ''" in trainer(*FLAGS, f"--run_dir={tmp_path / 'run'}", code=2, **told).stderr
-    other = trainer("report", f"--run_dir={tmp_path / 'run'}", **told, **{number: "1"})
+    other = trainer("report", f"--run_dir={tmp_path / 'run'}", **told, **{number: numbers[1]})
     assert not other.stdout and f"process 1 of 2, as {hosts} says: process 0 does 'report'" in other.stderr
-    assert "report.html" in trainer("report", f"--run_dir={tmp_path / 'run'}", **told, **{number: "0"}).stdout
+    assert "report.html" in trainer("report", f"--run_dir={tmp_path / 'run'}", **told, **{number: numbers[0]}).stdout
     assert resolve("", {hosts: "one"}).size == 1
 
 

@@ -5,7 +5,8 @@ Asked in this order, and the first that speaks is believed:
   2. TF_CONFIG
   3. ONECURVE_PROCESSES=host:port,host:port, which launch/kubernetes.py sets, with JOB_COMPLETION_INDEX
   4. JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID, as of Kubeflow (a JAXJob's without JAX_)
-  5. GKE's slices of TPUs: TPU_WORKER_HOSTNAMES, TPU_WORKER_ID; and SkyPilot's SKYPILOT_NODE_IPS, SKYPILOT_NODE_RANK
+  5. GKE's slices of TPUs: TPU_WORKER_HOSTNAMES, TPU_WORKER_ID; SkyPilot's SKYPILOT_NODE_IPS, SKYPILOT_NODE_RANK;
+     SageMaker's SM_HOSTS, SM_CURRENT_HOST
   6. Slurm, in a step that srun started
   7. mpirun (Open MPI, MPICH, Intel MPI) or torchrun; on several hosts with MASTER_ADDR, that of process 0
 What is wrong with the one that speaks is said rather than passed over.
@@ -14,6 +15,7 @@ What is wrong with the one that speaks is said rather than passed over.
 import dataclasses
 import os
 import pathlib
+import re
 import socket
 from collections.abc import Mapping, Sequence
 
@@ -89,7 +91,11 @@ class Cluster:
 
 ALONE = Cluster()
 ALONE_FLAG = "--cluster=0@localhost:1"  # one process, whatever its environment says
-_HOSTS = {"TPU_WORKER_HOSTNAMES": "TPU_WORKER_ID", "SKYPILOT_NODE_IPS": "SKYPILOT_NODE_RANK"}  # a process on each
+_HOSTS = {  # a process on each: which this is, by its number or its name
+    "TPU_WORKER_HOSTNAMES": "TPU_WORKER_ID",
+    "SKYPILOT_NODE_IPS": "SKYPILOT_NODE_RANK",
+    "SM_HOSTS": "SM_CURRENT_HOST",
+}
 
 
 def _all_loopback(hosts: set[str]) -> bool:
@@ -155,13 +161,14 @@ def _from_jax(environment: Mapping[str, str]) -> Cluster | None:
 
 def _from_hosts(environment: Mapping[str, str]) -> Cluster | None:
     for name, number in _HOSTS.items():
-        hosts = environment.get(name, "").replace(",", " ").split()
+        hosts = re.findall(r"[^\s,\[\]\"]+", environment.get(name, ""))  # by commas, lines, or as JSON
         if len(hosts) > 1:
-            said = Description(name, ",".join(hosts), f"set {number} to this process's number")
+            said = Description(name, ",".join(hosts), f"set {number} to this process's")
             if environment.get("MEGASCALE_NUM_SLICES", "1") != "1":
                 raise said.wrong("are those of one slice of several", "give --cluster, of all")
             text = ",".join(f"{host}:{addresses.FIRST}" for host in hosts)
-            return _listed(said, text, environment.get(number, ""))
+            this = environment.get(number, "")
+            return _listed(said, text, str(hosts.index(this)) if this in hosts else this)
     return None
 
 
