@@ -148,6 +148,19 @@ def test_processes_that_differ_are_told(backend, different, named, tmp_path):
     assert not (tmp_path / "run" / "definition.json").exists()
 
 
+@pytest.mark.parametrize("file", ["trainer/step.py", "trainer/strategies/exact.py", "input_pipeline/order.py"])
+def test_processes_with_other_code_are_told(file, tmp_path):
+    for package in ("trainer", "input_pipeline"):
+        shutil.copytree(REPOSITORY / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / file).write_text(f"{(REPOSITORY / file).read_text()}\n# changed\n")
+    cluster = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    flags = ("--strategy=device_mesh", "--steps=10", f"--run_dir={tmp_path / 'run'}")
+    places = (REPOSITORY, tmp_path)
+    for process in [start(*flags, f"--cluster={i}@{cluster}", cwd=place) for i, place in enumerate(places)]:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 2 and "process 1 differs from process 0 in the code of the trainer" in err, err
+
+
 def test_processes_that_would_begin_with_other_variables_are_told(tmp_path):
     """By what a model draws for itself, or by what lies under one name on each host: nothing is trained."""
     for index in range(2):

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterable
 
+import trainer
 from trainer.config import Config
 
 _ONE_S_OWN = ("cluster", "data_dir", "run_dir", "prefetch")  # flags in which processes may differ
@@ -38,8 +39,8 @@ def _version(package: str) -> str:
 
 
 def _own_files() -> list[pathlib.Path]:
-    here = pathlib.Path(__file__).parent
-    return [path for package in (here, here.parent / "input_pipeline") for path in sorted(package.rglob("*.py"))]
+    ours = pathlib.Path(trainer.__path__[0])
+    return [path for package in (ours, ours.with_name("input_pipeline")) for path in sorted(package.rglob("*.py"))]
 
 
 def _plugin_files(config: Config) -> dict[str, pathlib.Path]:
