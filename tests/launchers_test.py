@@ -1,5 +1,6 @@
 """Processes started by what others have: mpirun, torchrun, and what names a TPU slice's hosts, or SkyPilot's."""
 
+import json
 import os
 import re
 import shutil
@@ -64,7 +65,7 @@ def test_mpirun_over_several_hosts_as_the_docs_have_it(tmp_path):
         run = hosts.start(0, ["bash", "-euc", script], **ROOT | path)
         said, _ = run.communicate(timeout=120)
     assert run.returncode == 0, said
-    assert summary(tmp_path / "run")["step"] == 30
+    assert said.count("2 virtual CPU devices") == 1 and summary(tmp_path / "run")["step"] == 30
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,9 @@ def test_processes_that_are_told_the_address_of_the_first(told, tmp_path):
     for process in processes:
         _, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
-    assert summary(run)["step"] == 30
+    trainer(*FLAGS, "--devices=2", f"--run_dir={tmp_path / 'alone'}")
+    assert summary(run)["weights_sha256"] == summary(tmp_path / "alone")["weights_sha256"]
+    assert json.loads(next((run / "starts").glob("*.json")).read_text())["devices"] == 2
 
 
 @pytest.mark.parametrize(
@@ -166,3 +169,10 @@ def test_what_is_wrong_with_a_first_address(flag, told):
 def test_numbers_that_are_none():
     with pytest.raises(UserError, match="WORLD_SIZE, RANK"):
         resolve("", {"WORLD_SIZE": "two", "RANK": "0"})
+
+
+def test_doctor_tells_what_it_found_where_somebody_does_not_come(tmp_path):
+    cluster = f"--cluster=0/2@127.0.0.1:{free_ports(1)[0]}"
+    flags = ("--strategy=device_mesh", cluster, "--hang_after=3s", f"--run_dir={tmp_path / 'run'}")
+    out = trainer("doctor", *flags, code=69).stdout
+    assert "process 1 did not come" in out and "wrong: meeting" in out and "ok  run directory" in out

@@ -30,7 +30,7 @@ from trainer.config import Config
 from trainer.errors import OK, UserError, out_of_memory
 from trainer.peers import Peers
 from trainer.preemption import SIGNALS, leave_when_told
-from trainer.processes import agreement, forks, gpus, roll_call
+from trainer.processes import agreement, discovery, forks, gpus
 from trainer.processes.leaving import leave
 
 TOGETHER = ("train", "evaluate")  # these are done by all processes of a cluster; others by process 0,
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     elif verb not in TOGETHER:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: its files go, and runs it started
     if verb != "doctor":  # which tells what is wrong with these
-        cluster = roll_call.completed(cluster, config.patience)
+        cluster = discovery.discover(cluster, config.patience)
         os.environ |= gpus.own(cluster, os.environ)
     if verb == "export":
         # A SavedModel is TensorFlow's format, and a checkpoint restores on either backend.

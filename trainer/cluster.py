@@ -63,7 +63,7 @@ class Cluster:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the hosts of all are known; if not, roll_call.py asks them."""
+        """Whether the hosts of all are known; if not, processes/discovery.py asks them."""
         return not any(address.startswith(addresses.UNKNOWN) for address in self.addresses)
 
     @property

@@ -18,7 +18,7 @@ from trainer.config import Config
 from trainer.errors import OK, PEER_LOST, UserError
 from trainer.monitoring.readable import size
 from trainer.peers import Peers
-from trainer.processes import gpus, roll_call
+from trainer.processes import discovery, gpus
 from trainer.processes.addresses import UNKNOWN
 from trainer.processes.connection import listen, resolved
 
@@ -30,7 +30,7 @@ def run(config: Config) -> int:
     cluster, patience = resolve(config.cluster), min(_PATIENCE, config.patience)
     meeting: Findings = []
     try:
-        cluster = roll_call.completed(cluster, patience)
+        cluster = discovery.discover(cluster, patience)
     except UserError as error:
         meeting = [("WRONG", "meeting", str(error))]
     found = [*_cluster(config, cluster), *_names(cluster), *_ports(cluster), *_directory(config), *_machine()]
@@ -122,7 +122,8 @@ def _machine() -> Findings:
 
 def _gpus(config: Config, cluster: Cluster) -> Findings:
     """Whether the backend finds the GPUs that this process takes."""
-    os.environ |= gpus.own(cluster, os.environ)
+    if cluster.is_complete:  # or nobody knows with whom it shares them
+        os.environ |= gpus.own(cluster, os.environ)
     seen = gpus.visible(os.environ)
     found: Findings = [("ok", "NVIDIA GPUs", f"this process takes {', '.join(seen) or 'none'}")]
     if seen:

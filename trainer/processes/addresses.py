@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from trainer.errors import UserError
 
-UNKNOWN = "?"  # a host that no process was told; see roll_call.py
+UNKNOWN = "?"  # a host that no process was told; see discovery.py
 MOST = 2**15  # processes of which one address is told
 _LEAST = 1024  # below, ports are the system's
 FIRST = 61_440  # above those that Linux gives away by itself

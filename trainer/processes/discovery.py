@@ -13,17 +13,17 @@ from trainer.processes.meeting import meet, wrong
 _IP = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-def completed(cluster: Cluster, patience: float) -> Cluster:
+def discover(cluster: Cluster, patience: float) -> Cluster:
     """The cluster with all hosts; at once where they are known.
 
     Raises:
       UserError: some did not come in `patience` seconds.
     """
-    return cluster if cluster.is_complete else _called(cluster, patience)
+    return cluster if cluster.is_complete else _discovered(cluster, patience)
 
 
-@functools.cache  # a process is called once
-def _called(cluster: Cluster, patience: float) -> Cluster:
+@functools.cache  # it is done once in a process
+def _discovered(cluster: Cluster, patience: float) -> Cluster:
     connections = sorted(meet(cluster, patience), key=lambda peer: peer.index)
     if cluster.is_chief:
         hosts = _hosts([peer.socket for peer in connections])
