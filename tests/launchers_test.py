@@ -72,11 +72,12 @@ def test_mpirun_over_several_hosts_as_the_docs_have_it(tmp_path):
     ("hosts", "number", "named", "numbers"),
     [
         ("TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", "127.0.0.2,127.0.0.3", "01"),
-        ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "127.0.0.2\n127.0.0.3", "01"),
-        ("SM_HOSTS", "SM_CURRENT_HOST", '["127.0.0.2","127.0.0.3"]', ("127.0.0.2", "127.0.0.3")),
+        ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "127.0.0.4\n127.0.0.5", "01"),
+        ("SM_HOSTS", "SM_CURRENT_HOST", '["127.0.0.6","127.0.0.7"]', ("127.0.0.6", "127.0.0.7")),
     ],
 )
 def test_hosts_that_are_named(hosts, number, named, numbers, tmp_path):
+    """Each on hosts of its own: these starters name no ports, so that two runs at once would meet at the same ones."""
     told = {hosts: named}
     processes = [start(*FLAGS, f"--run_dir={tmp_path / 'run'}", **told, **{number: i}) for i in numbers]
     for process in processes:
