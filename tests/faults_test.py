@@ -304,6 +304,31 @@ def test_a_port_in_use_is_named_with_its_holder(tmp_path):
     assert f"127.0.0.1:{port}: can't listen there" in ran.stderr and f"held by process {os.getpid()}" in ran.stderr
 
 
+def test_a_run_goes_on_when_another_is_given_its_addresses(tmp_path):
+    """JAX would have the two share a port, and the first be ended by the other's process 1."""
+    with listen("127.0.0.1", 0, "test") as taken:
+        port = taken.getsockname()[1]
+
+    def both(name: str) -> "list[subprocess.Popen[str]]":
+        flags = ("--strategy=device_mesh", *FLAGS, "--steps=100000", "--save_every=20", f"--run_dir={tmp_path / name}")
+        return [
+            start(*flags, f"--cluster={i}@127.0.0.1:{port},127.0.0.1:{port + 2}", "--hang_after=5s") for i in (0, 1)
+        ]
+
+    first = both("first")
+    wait_for_checkpoint(first[0], tmp_path / "first", 20)
+    for process, code in zip(both("second"), (2, 69), strict=True):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == code, err
+        if code == 2:
+            assert f":{port}: can't listen there" in err and f"held by process {first[0].pid} (" in err
+    for process in first:
+        process.terminate()
+    for process in first:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 75, err
+
+
 @pytest.mark.parametrize("second", [1, 0])
 def test_processes_of_one_number_or_of_other_clusters_are_told(second, tmp_path):
     """Two that both say they are process 1 of three; or whose lists of addresses differ."""

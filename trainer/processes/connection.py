@@ -90,7 +90,7 @@ def listen(host: str, port: int, source: str) -> socket.socket:
 
 
 def holder(port: int) -> str:
-    """', held by process 123 (name)' of a TCP port that listens on this machine; '' where it can't be seen."""
+    """', held by process 123 (its command)' of a TCP port that listens on this machine; '' where it can't be seen."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -105,8 +105,8 @@ def holder(port: int) -> str:
         try:
             for descriptor in os.scandir(f"/proc/{process}/fd"):
                 if os.readlink(descriptor.path) in inodes:
-                    with open(f"/proc/{process}/comm") as file:
-                        return f", held by process {process} ({file.read().strip()})"
+                    with open(f"/proc/{process}/cmdline", errors="replace") as file:
+                        return f", held by process {process} ({file.read(200).strip(chr(0)).replace(chr(0), ' ')})"
         except OSError:
             continue
     return ""

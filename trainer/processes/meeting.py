@@ -26,6 +26,8 @@ def meet(cluster: Cluster, patience: float) -> list[Connection]:
 
 def _wait_for_all(cluster: Cluster, patience: float) -> list[Connection]:
     host, port = cluster.meeting
+    # gRPC's servers share a port without a word: another run's coordinator there would take this one's for its own.
+    listen(cluster.bind_host, int(cluster.addresses[0].rpartition(":")[2]), cluster.source).close()
     listening = listen(cluster.bind_host, port, cluster.source)
     found: dict[int, Connection] = {}
     deadline, said = time.monotonic() + patience, time.monotonic()
