@@ -1,9 +1,12 @@
 """records: TFRecord files of tf.train.Examples, by an index of where each record is."""
 
+import functools
 import glob
 import io
 import json
+import os
 import pathlib
+import resource
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -47,18 +50,22 @@ class Records:
         if bad:
             print(f"{len(bad)} damaged records are left out: " + "; ".join(bad[:5]), flush=True)
         self._table, self._paths = np.concatenate(tables), paths  # int64 (records, 3): file, offset, bytes
-        self._files = [np.memmap(path, np.uint8, "r") if path.stat().st_size else None for path in paths]
 
     def __len__(self) -> int:
         return len(self._table)
 
     def __getitem__(self, index: int) -> bytes:
         number, offset, size = self._table[index].tolist()
-        data = self._files[number][offset : offset + size + _SUM.size].tobytes()
+        data = os.pread(_opened(self._paths[number]).fileno(), size + _SUM.size, offset)
         if data[size:] != _SUM.pack(_masked(data[:size])):  # where the index is older than the damage
             place = f"{self._paths[number]} at byte {offset - _FRAME.size}"
             raise DataError(f"{place}: a record that is not what it was; copy the file anew")
         return data[:size]
+
+
+@functools.lru_cache(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)  # each holds a descriptor
+def _opened(path: pathlib.Path) -> io.FileIO:
+    return io.FileIO(path)
 
 
 def _index(path: pathlib.Path, bad: list[str]) -> npt.NDArray[np.int64]:
@@ -192,7 +199,7 @@ def load(
     """Examples of TFRecord files, each scanned once, with an index kept beside it; or of ArrayRecord files.
 
     Args:
-      data_dir: directory of the files.
+      data_dir: directory of the files, or one file.
       features: name -> (dtype, shape), such as {'image': ('uint8', (28, 28, 1)), 'label': ('int32', ())}; an image that
         is JPEG or PNG in the record has the dtype 'image', and is cut and resized to the shape.
       label: name of the feature that is y.
@@ -207,18 +214,21 @@ def load(
     root = pathlib.Path(data_dir).expanduser()
     globs = (train, evaluation, validation)
     paths = [[root / p for p in sorted(glob.glob(g, root_dir=root, recursive=True))] for g in globs]
+    if root.is_file():
+        paths[0] = [root]
     if not paths[0]:
-        raise DataError(f"no files match {train!r} in {root} (the working directory is {pathlib.Path.cwd()})")
+        where = f"{root} (the working directory is {pathlib.Path.cwd()})"
+        raise DataError(f"no files match {train!r} in {where}: name yours, such as records(..., train='part-*')")
     if label not in features:
         raise DataError(f"label {label!r} is not among the features {', '.join(features)}")
     found, evaluated, validated = (
-        Examples(_opened(each, skip_bad), features, label) if each else None for each in paths
+        Examples(_records(each, skip_bad), features, label) if each else None for each in paths
     )
     assert found is not None
     return Dataset(found, validated if evaluated is None else evaluated, classes, validated)
 
 
-def _opened(paths: list[pathlib.Path], skip_bad: int) -> Any:
+def _records(paths: list[pathlib.Path], skip_bad: int) -> Any:
     """The records of files: of ArrayRecord, which has an index of its own, or else of TFRecord."""
     if not all(path.suffix in (".array_record", ".arrayrecord") for path in paths):
         return Records(paths, skip_bad)

@@ -11,6 +11,8 @@ import re
 import resource
 import shutil
 import struct
+import subprocess
+import sys
 import time
 import zlib
 from collections import Counter
@@ -26,7 +28,7 @@ from input_pipeline.dataset import prepare
 from input_pipeline.processes import Processes
 from input_pipeline.source import Arrays, DataError, Subset, checked, example_spec, read
 from tests.forks import trainer
-from tests.running import curve, deviation, lines, summary
+from tests.running import curve, deviation, environment, lines, summary
 from trainer import loading
 
 DATA = digits.load()
@@ -221,6 +223,27 @@ def test_a_record_that_is_damaged_later_is_found_when_it_is_read(tf_records, tmp
     assert (data.train.read(np.array([1, 2]))[1] == Y[1:3]).all()
     with pytest.raises(DataError, match=r"train\.tfrecord at byte 0: a record that is not what it was"):
         data.train.read(np.array([0]))
+
+
+def test_more_files_of_records_than_a_process_may_open(tf_records, tmp_path):
+    lines = [record for path in sorted(tf_records.glob("train-*")) for record in records.Records([path])][:300]
+    for number, record in enumerate(lines):
+        (tmp_path / f"train-{number:03d}").write_bytes(records.framed(record))
+    read = "r = Records(sorted(pathlib.Path.cwd().glob('train-*'))); print(sum(map(len, [*r, *r])))"
+    command = [
+        "prlimit",
+        "--nofile=64",
+        sys.executable,
+        "-c",
+        "import pathlib; from input_pipeline.records import *; " + read,
+    ]
+    out = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert out.stdout.strip() == str(2 * sum(map(len, lines))), out.stderr
+
+
+def test_one_file_of_records(tf_records):
+    data = records.load(str(tf_records / "train-0.tfrecord"), FEATURES, "label", classes=10)
+    assert (data.train.read(np.arange(700))[1] == Y[:700]).all() and data.evaluation is None
 
 
 def test_no_records(tmp_path):
