@@ -24,7 +24,7 @@ def main() -> None:
     from input_pipeline import arrays
     from input_pipeline.blocks import block_steps
     from input_pipeline.cache import cached
-    from input_pipeline.labels import Labels
+    from input_pipeline.domains import Categories
     from input_pipeline.pipeline import Pipeline
     from input_pipeline.source import Arrays, Subset
 
@@ -48,7 +48,7 @@ def main() -> None:
             block = block_steps(source, BATCH)
 
             def once() -> float:
-                pipeline = Pipeline(source, 0, BATCH, 1, [range(1)], block, [Labels(10)], shuffled)
+                pipeline = Pipeline(source, 0, BATCH, 1, [range(1)], block, [Categories(10)], shuffled=shuffled)
                 blocks, total = pipeline.blocks(), 0.0
                 for _ in range(-(-steps // block)):
                     total += float(next(blocks)["x"].shape[0])
@@ -161,13 +161,13 @@ def _fed(folder: pathlib.Path) -> page.Row:
 def _seek(source: Any, position: int, tf: Any, x: Any, y: Any) -> page.Row:
     """How long the first block takes at a far position, beside skip()."""
     from input_pipeline.blocks import block_steps
-    from input_pipeline.labels import Labels
+    from input_pipeline.domains import Categories
     from input_pipeline.pipeline import Pipeline
 
     block = block_steps(source, BATCH)
 
     def ours() -> float:
-        pipeline = Pipeline(source, 0, BATCH, 1, [range(1)], block, [Labels(10)])
+        pipeline = Pipeline(source, 0, BATCH, 1, [range(1)], block, [Categories(10)])
         return float(pipeline.read_block(position // BATCH // block)["y"].size > 0)
 
     repeated = tf.data.Dataset.from_tensor_slices((x, y)).repeat()

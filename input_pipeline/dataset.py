@@ -10,8 +10,8 @@ import numpy as np
 
 from input_pipeline import order
 from input_pipeline.blocks import pace
+from input_pipeline.domains import Categories
 from input_pipeline.given import adapted, is_whole
-from input_pipeline.labels import Labels
 from input_pipeline.rereading import check_same
 from input_pipeline.source import Arrays, DataError, Example, Source, Subset, example_spec, fingerprint, is_streamed
 from input_pipeline.structure import flatten, map_structure
@@ -48,11 +48,11 @@ class Dataset:
         return example_spec(self.train)
 
     @property
-    def labels(self) -> list[Labels | None]:
+    def labels(self) -> list[Categories | None]:
         """What is known of each label of an example: integers are classes, if there are classes."""
         specs = flatten(self.spec[1])
         integers = [np.issubdtype(spec.dtype, np.integer) for spec in specs]
-        return [Labels(self.classes) if self.classes and integer else None for integer in integers]
+        return [Categories(self.classes) if self.classes and integer else None for integer in integers]
 
     def facts(self) -> dict[str, Any]:
         """What identifies the data: lengths and digests."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from input_pipeline import ahead, order
 from input_pipeline.cores import cores
-from input_pipeline.labels import Labels
+from input_pipeline.domains import Domain, check
 from input_pipeline.reader import Reader
 from input_pipeline.source import DataError, Example, Source, example_spec, ids_at, is_streamed
 from input_pipeline.structure import Spec, flatten, map_structure
@@ -39,7 +39,7 @@ class Pipeline:
       replicas: logical replicas, a divisor of global_batch.
       shares: the logical replicas of each element in turn: one range per device that is fed apart.
       block: steps per element.
-      labels: for each label of an example, what it may be; None: anything goes.
+      labels, inputs: for each array of an example's y, and of its x, what its numbers may be; None: anything goes.
       shuffled: in the endless random order of training; else each example once, in order of its id,
         the last batch padded with its own examples again, of weight 0.
       prefetch: blocks read ahead, and at least as many threads that read.
@@ -54,7 +54,8 @@ class Pipeline:
     replicas: int
     shares: Sequence[range]
     block: int
-    labels: Sequence[Labels | None] = ()
+    labels: Sequence[Domain | None] = ()
+    inputs: Sequence[Domain | None] = ()
     shuffled: bool = True
     prefetch: int = 2
     augment: Callable[[Any, Any], Any] | None = None
@@ -169,9 +170,8 @@ class Pipeline:
             with self._lock:  # the shares of a block may be read at once
                 self._fed[block] = checksums + self._fed.get(block, np.uint64(0))
         x, y, *weight = self._read(block, position, ids)
-        for known, labels in zip(self.labels, flatten(y), strict=False):
-            if known is not None:
-                known.check(labels, "the source", ids.ravel())
+        check(self.inputs, x, "input", "the source", ids.ravel())
+        check(self.labels, y, "label", "the source", ids.ravel())
         batch = map_structure(lambda a: a.reshape(ids.shape + a.shape[1:]), {"x": x, "y": y})
         batch["key"] = order.keys(self.seed, step[..., 0], replica[:, 0])
         if weight or self._padded:

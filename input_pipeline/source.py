@@ -58,6 +58,11 @@ class Arrays:
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether some lie in files, and a look at all of them takes long."""
+        return any(isinstance(array, np.memmap) for array in flatten(self.arrays))
+
     def read(self, ids: npt.NDArray[np.int64]) -> Example:
         return map_structure(lambda array: gather(array, ids), self.arrays)
 

@@ -29,6 +29,34 @@ class Labels:
     classes = 10
 
 
+class Fractions:
+    train = evaluation = Arrays(IMAGES, LABELS / 2)
+    classes = 10
+
+
+class Complex:
+    train = evaluation = Arrays(IMAGES * 1j, LABELS)
+    classes = 10
+
+
+class Tokens:
+    '''Words by number, of which one is not known.'''
+
+    classes = 10
+
+    class Source:
+        def __len__(self):
+            return 1000
+
+        def read(self, ids):
+            return np.where(ids == 700, -1, ids % 20)[:, None], ids % 10
+
+    def __init__(self, late=False):
+        tokens = np.arange(100)[:, None] % 20
+        tokens[3] = 20
+        self.train = self.Source() if late else Arrays(tokens, LABELS)
+
+
 class Late:
     classes = 10
 
@@ -91,6 +119,16 @@ class Adds(keras.Model):
 
 class Masks:
     train = Arrays(IMAGES, IMAGES)
+
+
+class White:
+    train = Arrays(IMAGES, IMAGES + np.uint8(255))
+
+
+def segments():
+    model = keras.Sequential([keras.layers.Dense(1, "sigmoid")])
+    model.compile(loss="binary_crossentropy")
+    return model
 
 
 def dice():
@@ -368,6 +406,19 @@ class Unlabelled:
     train = Arrays(np.zeros((100, 8), np.float32))
 
 
+class LookUp(keras.layers.Layer):
+    def __init__(self):
+        super().__init__(name="look_up")
+        self.table = keras.layers.Embedding(20, 3, name="table")
+
+    def call(self, tokens):
+        return self.table(tokens)
+
+
+def looks_up(classes):
+    return keras.Sequential([LookUp(), keras.layers.Flatten(), keras.layers.Dense(classes)])
+
+
 def plain():
     return keras.Sequential([keras.layers.Dense(3)])
 
@@ -438,8 +489,22 @@ def project(tmp_path):
             ["--dataset=user_project:Named"],
             ["several arrays", "and no labels", "no one `input_shape`", "return (x, y)"],
         ),
-        (["--dataset=user_project:Labels"], ["label 10 of example", "out of range"]),
-        (["--dataset=user_project:Late"], ["label 10 of example 700", "out of range"]),
+        (["--dataset=user_project:Labels"], ["label 10 of example", "none of the 10 classes"]),
+        (["--dataset=user_project:Late"], ["label 10 of example 700", "none of the 10 classes"]),
+        (["--dataset=user_project:Fractions", "--model=user_project:compiled_with"], ["label 0.5 of example 1"]),
+        (
+            ["--dataset=user_project:White", "--model=user_project:segments"],
+            ["label 255 of example 0 of 'train' is not within 0 and 1, as binary_crossentropy takes it (6400 such"],
+        ),
+        (["--dataset=user_project:Complex"], ["complex numbers", "leave out the imaginary parts", "complex64"]),
+        (
+            ["--dataset=user_project:Tokens", "--model=user_project:looks_up"],
+            ["input 20 of example 3 of 'train' is none of the 20 rows", "look_up/table, 0 to 19 (1 such inputs)"],
+        ),
+        (
+            ["--dataset=user_project:Tokens(late=True)", "--model=user_project:looks_up"],
+            ["input -1 of example 700 of the source is none of the 20 rows"],
+        ),
         (["--model=user_project:nothing"], ["user_project:nothing", "has no 'nothing'"]),
         (["--model=user_project:scalar_loss"], ["not one value per example"]),
         (
@@ -473,7 +538,7 @@ def project(tmp_path):
         (["--model=user_project:three"], ["--model=user_project:three", "3 classes", "--dataset=digits has 10"]),
         (
             ["--model=user_project:three", "--dataset=user_project:Unknown"],
-            ["--dataset=user_project:Unknown", "out of range", "3 classes"],
+            ["--dataset=user_project:Unknown", "none of the", "3 classes"],
         ),
         (["--dataset=user_project:Wide"], ["integers of 85899", "32 bits", "--backend=tensorflow"]),
         (["--model=user_project:third_argument"], ["loss_weights=['accuracy']", "metrics=[...]"]),

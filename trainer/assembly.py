@@ -13,10 +13,9 @@ import numpy as np
 from input_pipeline import cores, lengthy
 from input_pipeline.blocks import block_steps
 from input_pipeline.dataset import Dataset
-from input_pipeline.labels import Labels
+from input_pipeline.domains import Categories, Domain, check
 from input_pipeline.pipeline import Pipeline
 from input_pipeline.source import Arrays, DataError, Source, example_spec
-from input_pipeline.structure import flatten
 from trainer import backend, optimizers, policy, strategies
 from trainer.clock import Interval
 from trainer.config import Config
@@ -68,6 +67,7 @@ class Assembly:
             self.strategy.shares(replicas),
             block_steps(source, self.config.global_batch, self.pace, 1024 if shuffled else 32, logged),
             self._labels,
+            self.program.inputs,
             shuffled,
             self.config.prefetch,
             self.dataset.augment,
@@ -75,32 +75,33 @@ class Assembly:
         )
 
     @functools.cached_property
-    def _labels(self) -> list[Labels | None]:
+    def _labels(self) -> list[Domain | None]:
         """What each label may be: as the model's outputs have it, or else the dataset."""
         pairs = zip(self.program.labels or self.dataset.labels, self.dataset.labels, strict=True)
         return [ours or theirs for ours, theirs in pairs]
 
-    def check_labels(self) -> None:
-        """Raises UserError where the model has too few classes, or examples in memory have labels that can't be.
+    def check_arrays(self) -> None:
+        """Raises UserError where the model has too few classes, or examples in memory have numbers that can't be.
 
-        Other examples' labels are checked as they are read.
+        Other examples are checked as they are read.
         """
         for model, data in zip(self.program.labels, self.dataset.labels, strict=False):
-            if model and data and model.classes < data.classes:
+            if isinstance(model, Categories) and data and model.size < data.size:
                 raise UserError(
                     "model",
                     self.config.model,
-                    f"has outputs for {model.classes} classes, and --dataset={self.config.dataset} has {data.classes}",
+                    f"has outputs for {model.size} classes, and --dataset={self.config.dataset} has {data.size}",
                     "name `classes` in build's signature, and give the last layer as many units",
                 )
         for name, source in (("train", self.dataset.train), ("evaluation", self.dataset.evaluation)):
-            if isinstance(source, Arrays) and len(source.arrays) > 1:
-                for labels, known in zip(flatten(source.arrays[1]), self._labels, strict=True):
-                    try:
-                        if known:
-                            known.check(labels, f"{name!r}", np.arange(len(source)))
-                    except DataError as error:
-                        raise data_error(self.config, error) from error
+            if not isinstance(source, Arrays):
+                continue
+            known = ("input", () if source.is_mapped else self.program.inputs), ("label", self._labels)
+            try:
+                for (what, each), part in zip(known, source.arrays, strict=False):
+                    check(each, part, what, f"{name!r}", np.arange(len(source)))
+            except DataError as error:
+                raise data_error(self.config, error) from error
 
     def check_evaluations(self) -> None:
         """Raises UserError where what is evaluated is of other shapes than training, which the model does not take."""
@@ -220,7 +221,7 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     program.objective.generator = philox.GENERATORS[keras.config.backend()]
     strategy.compile(program)
     parts = Assembly(config, data, steps, strategy, program, peers, max(peers.gather(pace)))
-    parts.check_labels()
+    parts.check_arrays()
     parts.check_evaluations()
     return parts
 

@@ -24,6 +24,7 @@ from trainer import optimizers, policy
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.objective import building, draws
+from trainer.objective.embeddings import looked_up
 from trainer.objective.losses import compile_model
 from trainer.step import Objective
 from trainer.storage.shards import Index, Piece, everything
@@ -70,9 +71,11 @@ class Program:
         self.as_compiled = not config.optimizer and optimizers.compiled_with(self.model) is not None
         # Whether compile() of the user's model asked for XLA; JAX knows nothing else.
         self.jit_compile = self.model.compiled and self.model._compile_config.config["jit_compile"] is True
+        # What an example's labels and inputs may be, where that is known.
         losses, metrics, self.labels, self.doubts = compile_model(
             config, dataset, self.model, self.optimizer, y, y_pred
         )
+        self.inputs = looked_up(self.model, dataset.spec[0])
         skips, scaled = policy.parse(config.on_nan).name == "skip", hasattr(self.optimizer, "dynamic_scale")
         self.objective = Objective(self.model, losses, metrics, skips, scaled)
         self._constant: float | None = None  # the learning rate, where it is

@@ -91,6 +91,13 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
             if flatten(y)
             else "let the source return (x, y): what it gives has no labels, so all of it goes to the model",
         ) from error
+    if _complex(getattr(model, "inputs", None) or symbols(x)) < _complex(symbols(x)):
+        raise UserError(
+            "dataset",
+            config.dataset,
+            f"gives complex numbers ({x}), and the model's inputs are real: Keras would leave out the imaginary parts",
+            "let the source give real and imaginary parts, or give that input dtype='complex64'",
+        )
     if brightened := brightened + more:
         raise UserError(
             "model",
@@ -147,6 +154,11 @@ def adds_losses(model: keras.Model, x: Any) -> bool:
 def symbols(specs: Any) -> Any:
     """Symbolic arrays of a batch of one example."""
     return map_structure(lambda spec: keras.KerasTensor((1, *spec.shape), str(spec.dtype)), specs)
+
+
+def _complex(symbols: Any) -> int:
+    """How many of some symbolic arrays are of complex numbers."""
+    return sum(symbol.dtype.startswith("complex") for symbol in keras.tree.flatten(symbols))
 
 
 @contextlib.contextmanager

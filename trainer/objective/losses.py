@@ -12,7 +12,7 @@ from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.trainers.compile_utils import CompileMetrics, get_loss
 
 from input_pipeline.dataset import Dataset
-from input_pipeline.labels import Labels
+from input_pipeline.domains import Categories, Domain, Shares
 from input_pipeline.source import read
 from trainer.config import Config
 from trainer.errors import UserError
@@ -39,12 +39,19 @@ _OF_NUMBERS = (
     keras.losses.poisson,
     keras.losses.squared_hinge,
 )
+_OF_PROBABILITIES = (
+    keras.losses.binary_crossentropy,
+    keras.losses.binary_focal_crossentropy,
+    keras.losses.categorical_crossentropy,
+    keras.losses.categorical_focal_crossentropy,
+    keras.losses.kl_divergence,
+)
 _MANY = 2**26  # numbers; with more outputs, a loss is not tried on any
 
 
 def compile_model(
     config: Config, dataset: Dataset, model: keras.Model, optimizer: Any, y: Any, y_pred: Any
-) -> tuple[Losses, keras.metrics.Metric, list[Labels | None], dict[str, str]]:
+) -> tuple[Losses, keras.metrics.Metric, list[Domain | None], dict[str, str]]:
     """The losses and metrics of a model, what each label may be, and in words what is doubtful of 'loss' or 'metrics'.
 
     Compiles it with the run's optimizer, so that callbacks and .keras files find it there.
@@ -191,13 +198,16 @@ def _broadcast(losses: Sequence[Any], labels: Sequence[Any], outputs: Sequence[A
     return ""
 
 
-def _labels(loss: Any, output: Any) -> Labels | None:
-    """The labels of a loss that takes the number of a class."""
-    if getattr(loss, "fn", None) is not keras.losses.sparse_categorical_crossentropy:
+def _labels(loss: Any, output: Any) -> Domain | None:
+    """The labels of a loss that takes probabilities, or the number of a class."""
+    function = getattr(loss, "fn", None)
+    if function in _OF_PROBABILITIES:
+        return Shares(loss.name)
+    if function is not keras.losses.sparse_categorical_crossentropy:
         return None
     arguments = getattr(loss, "_fn_kwargs", {})
     classes = output.shape[arguments.get("axis", -1)]
-    return Labels(classes, arguments.get("ignore_class")) if classes else None
+    return Categories(classes, ignored=arguments.get("ignore_class")) if classes else None
 
 
 def _both(metrics: Any, weighted_metrics: Any) -> Any:

@@ -1,0 +1,82 @@
+"""Which numbers may be in an array: others would be silent nonsense.
+
+JAX takes the loss of a class that is not there for 0; for a row of an embedding that is not there, Keras takes one from
+the table's end, or TensorFlow, on some devices, zeros; the crossentropy of a label of 255 has no least value.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from input_pipeline.source import DataError
+from input_pipeline.structure import flatten
+
+
+class Categories(NamedTuple):
+    """Numbers of categories.
+
+    Attributes:
+      size: how many there are: the numbers are whole, and in [0, size).
+      of: what they number.
+      ignored: one more that may be.
+    """
+
+    size: int
+    of: str = "classes"
+    ignored: int | None = None
+
+    def __str__(self) -> str:
+        return f"none of the {self.size} {self.of}, 0 to {self.size - 1}"
+
+    def outside(self, array: Any) -> Any:
+        """Which numbers of an array are none of them."""
+        if array.dtype.kind in "iu" and array.size and array.min() >= 0 and array.max() < self.size:
+            return np.False_  # as nearly always, and without arrays of its size
+        found = ~((array >= 0) & (array < self.size))  # also what is no number
+        if array.dtype.kind == "f":
+            found |= array % 1 != 0
+        return found if self.ignored is None else found & (array != self.ignored)
+
+
+class Shares(NamedTuple):
+    """Probabilities: numbers in [0, 1].
+
+    Attributes:
+      taken_by: the loss.
+    """
+
+    taken_by: str
+
+    def __str__(self) -> str:
+        return f"not within 0 and 1, as {self.taken_by} takes it"
+
+    def outside(self, array: Any) -> Any:
+        """Which numbers of an array are none."""
+        if array.size and array.min() >= 0 and array.max() <= 1:
+            return np.False_
+        return ~((array >= 0) & (array <= 1))
+
+
+Domain = Categories | Shares
+
+
+def check(domains: Sequence[Domain | None], part: Any, what: str, where: str, ids: Any) -> None:
+    """Raises DataError for numbers outside of their domains, naming the first such example.
+
+    Args:
+      domains: of each array; None: anything goes.
+      part: arrays (examples, ...), perhaps nested.
+      what, where: what each number is, and of what, for the message.
+      ids: of the examples.
+    """
+    for domain, array in zip(domains, flatten(part), strict=False):
+        if domain is None:
+            continue
+        bad = domain.outside(array)
+        if np.any(bad):
+            first = tuple(np.argwhere(bad)[0])
+            raise DataError(
+                f"{what} {array[first]} of example {ids[first[0]]} of {where} is {domain} "
+                f"({int(bad.sum())} such {what}s)"
+            )
