@@ -14,7 +14,6 @@ that what was lost is back. Of a parameter_server run, a lost worker alone is st
 
 import argparse
 import contextlib
-import ctypes
 import json
 import os
 import pathlib
@@ -34,15 +33,13 @@ from trainer.cluster import Cluster
 from trainer.command_line import config_of
 from trainer.errors import BUSY, OK, PREEMPTED, USER_ERROR, UserError
 from trainer.monitoring import host_memory
-from trainer.processes import gpus
+from trainer.processes import forks, gpus
 from trainer.run_directory import split
 
 FINAL = (OK, USER_ERROR, BUSY)  # done; or what another start would meet again
 MOST_STARVED = 2  # times that a group is killed for lack of memory before it is given up
 GRACE = 4.0  # seconds that the others have to end by themselves once one has failed
 PARTING = 30.0  # seconds that they have once the chief, who leaves last, is done
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
 # As `make train`; what the environment says goes before.
 MALLOC = {"GLIBC_TUNABLES": host_memory.TUNABLES}
 
@@ -203,7 +200,7 @@ class Group:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches them through us alone, once
-            preexec_fn=_end_with_parent,
+            preexec_fn=forks.end_with_parent,
         )
         self._started.append(process)  # of a worker that is replaced, each
         assert process.stdout
@@ -211,12 +208,6 @@ class Group:
         self._readers.append(threading.Thread(target=_copy, args=(process.stdout, log, index), daemon=True))
         self._readers[-1].start()
         return process
-
-
-def _end_with_parent() -> None:
-    """In the child: a launcher that is killed leaves nobody behind."""
-    with contextlib.suppress(AttributeError):  # Linux alone can do that
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _copy(stream: IO[bytes], log: console.Lossy, index: int) -> None:

@@ -17,6 +17,7 @@ from trainer.cluster import ALONE_FLAG
 from trainer.config import Config
 from trainer.errors import PREEMPTED
 from trainer.monitoring.readable import OF_TIME
+from trainer.processes import forks
 from trainer.storage.append import records
 
 ENOUGH = 600.0  # seconds for one start
@@ -49,8 +50,10 @@ class Patient:
         """Starts it; no file of it may grow over `limit` bytes, which is how a full disk looks."""
         self.starts += 1
 
-        def limited() -> None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        def prepare() -> None:
+            forks.end_with_parent()
+            if limit:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
@@ -59,7 +62,7 @@ class Patient:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=limited if limit else None,
+                preexec_fn=prepare,
             )
         return self._process
 

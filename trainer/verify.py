@@ -19,7 +19,7 @@ from trainer.cluster import ALONE_FLAG
 from trainer.config import Config
 from trainer.diff import relative
 from trainer.errors import OK, UserError, last_words
-from trainer.processes import gpus
+from trainer.processes import forks, gpus
 from trainer.storage.append import records
 from trainer.verify_rows import Row
 
@@ -201,8 +201,15 @@ class Runs:
         environment = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"}
         if on_cpu:
             environment |= gpus.NONE
-        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-        with subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            preexec_fn=forks.end_with_parent,
+        ) as process:
             self._running.add(process)
             try:
                 out, err = process.communicate()

@@ -1,6 +1,8 @@
 """Forks of this process, such as a source may read by. Where it is killed they would live on, and what they still held
 of it would be in the next start's way."""
 
+import contextlib
+import ctypes
 import functools
 import os
 import signal
@@ -12,12 +14,20 @@ from collections.abc import Sequence
 
 _NETWORK = socket.AF_INET, socket.AF_INET6
 _LOOK_EVERY = 1.0  # seconds
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 
 
 def keep_apart(signals: Sequence[signal.Signals]) -> None:
     """From now on forks take signals as any process does, hold none of our connections and ports, and end with us."""
     for function in (functools.partial(_take_as_usual, signals), _let_go_of_the_network, _end_with_us):
         os.register_at_fork(after_in_child=function)
+
+
+def end_with_parent() -> None:
+    """In a child, before it runs another program: a parent that is killed, or just then told to stop, leaves nobody."""
+    with contextlib.suppress(AttributeError):  # Linux alone can do that
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _take_as_usual(signals: Sequence[signal.Signals]) -> None:
