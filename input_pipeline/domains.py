@@ -12,6 +12,8 @@ import numpy as np
 from input_pipeline.source import DataError
 from input_pipeline.structure import flatten
 
+_ROUNDED = 2**-7  # by which a probability of 16 bits may be over 1
+
 
 class Categories(NamedTuple):
     """Numbers of categories.
@@ -53,9 +55,10 @@ class Shares(NamedTuple):
 
     def outside(self, array: Any) -> Any:
         """Which numbers of an array are none."""
-        if array.size and array.min() >= 0 and array.max() <= 1:
+        least, most = -_ROUNDED, 1 + _ROUNDED
+        if array.size and array.min() >= least and array.max() <= most:
             return np.False_
-        return ~((array >= 0) & (array <= 1))
+        return ~((array >= least) & (array <= most))
 
 
 Domain = Categories | Shares

@@ -415,6 +415,10 @@ class LookUp(keras.layers.Layer):
         return self.table(tokens)
 
 
+def encodes(classes):
+    return keras.Sequential([keras.layers.CategoryEncoding(20), keras.layers.Dense(classes)])
+
+
 def looks_up(classes):
     return keras.Sequential([LookUp(), keras.layers.Flatten(), keras.layers.Dense(classes)])
 
@@ -500,6 +504,10 @@ def project(tmp_path):
         (
             ["--dataset=user_project:Tokens", "--model=user_project:looks_up"],
             ["input 20 of example 3 of 'train' is none of the 20 rows", "look_up/table, 0 to 19 (1 such inputs)"],
+        ),
+        (
+            ["--dataset=user_project:Tokens", "--model=user_project:encodes"],
+            ["input 20 of example 3 of 'train' is none of the 20 tokens of layer"],
         ),
         (
             ["--dataset=user_project:Tokens(late=True)", "--model=user_project:looks_up"],

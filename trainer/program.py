@@ -24,7 +24,7 @@ from trainer import optimizers, policy
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.objective import building, draws
-from trainer.objective.embeddings import looked_up
+from trainer.objective.lookups import looked_up
 from trainer.objective.losses import compile_model
 from trainer.step import Objective
 from trainer.storage.shards import Index, Piece, everything

@@ -1,6 +1,8 @@
-"""Which numbers the embeddings of a model look up."""
+"""Which numbers of categories the layers of a model look up."""
 
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -11,25 +13,31 @@ from input_pipeline.domains import Categories
 from input_pipeline.structure import flatten
 from trainer.objective.building import symbols
 
+_SIZES = {keras.layers.Embedding: ("input_dim", "rows"), keras.layers.CategoryEncoding: ("num_tokens", "tokens")}
+
 
 def looked_up(model: keras.Model, x: Any) -> Sequence[Categories | None]:
-    """For each array of x, the rows of the layer to which it goes as it is, if it does; traced.
+    """For each array of x, the categories of the layer to which it goes as it is, if it does; traced.
 
     Args:
       model: a built model.
       x: Specs of an example.
     """
     found: list[Categories | None] = [None] * len(flatten(x))
-    if not any(isinstance(layer, keras.layers.Embedding) for layer in model._flatten_layers()):
+    if not any(isinstance(layer, tuple(_SIZES)) for layer in model._flatten_layers()):
         return found
-    given, look_up = list[Any](), keras.layers.Embedding.call
+    given = list[Any]()
 
-    def noting(layer: keras.layers.Embedding, inputs: Any) -> Any:
-        for i in (i for i, array in enumerate(given) if array is inputs):
-            before = found[i]
-            if before is None or layer.input_dim < before.size:
-                found[i] = Categories(layer.input_dim, f"rows of layer {layer.path}")
-        return look_up(layer, inputs)
+    def noting(call: Callable[..., Any], size: str, of: str) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def noted(layer: keras.Layer, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            categories = Categories(getattr(layer, size), f"{of} of layer {layer.path}")
+            for i in (i for i, array in enumerate(given) if array is inputs):
+                before = found[i]
+                found[i] = categories if before is None else min(before, categories)
+            return call(layer, inputs, *args, **kwargs)
+
+        return noted
 
     def call(trainable: list[Any], state: list[Any], x: Any) -> Any:
         given[:] = flatten(x)
@@ -37,7 +45,9 @@ def looked_up(model: keras.Model, x: Any) -> Sequence[Categories | None]:
 
     variables = model.trainable_variables, model.non_trainable_variables
     values = [[keras.KerasTensor(v.shape, v.dtype) for v in some] for some in variables]
-    with mock.patch.object(keras.layers.Embedding, "call", noting):
+    with contextlib.ExitStack() as patches:
+        for layer, names in _SIZES.items():
+            patches.enter_context(mock.patch.object(layer, "__call__", noting(layer.__call__, *names)))
         keras_backend.compute_output_spec(call, *values, _as_taken(model, symbols(x)))
     return found
 
