@@ -92,6 +92,16 @@ def test_hosts_that_are_named(hosts, number, named, numbers, tmp_path):
     assert resolve("", {hosts: "one"}).size == 1
 
 
+def test_jobs_of_skypilot_that_share_hosts_have_ports_of_their_own():
+    def ports(job: str, rank: int) -> list[str]:
+        told = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": str(rank), "SKYPILOT_TASK_ID": job}
+        return [address.rpartition(":")[2] for address in resolve("", told).addresses]
+
+    jobs = [ports(f"sky-2026-11-28-10-00-00-000000_cluster_{i}", 0) for i in range(3)]
+    assert len({port for job in jobs for port in job}) == 6
+    assert jobs[0] == ports("sky-2026-11-28-10-00-00-000000_cluster_0", 1)
+
+
 def test_slices_of_which_none_knows_the_others_are_told(tmp_path):
     told = {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0", "MEGASCALE_NUM_SLICES": "2"}
     err = trainer(*FLAGS, f"--run_dir={tmp_path / 'run'}", code=2, **told).stderr

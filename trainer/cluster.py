@@ -17,6 +17,7 @@ import os
 import pathlib
 import re
 import socket
+import zlib
 from collections.abc import Mapping, Sequence
 
 from trainer.processes import addresses, slurm, starters, tf_config
@@ -91,10 +92,10 @@ class Cluster:
 
 ALONE = Cluster()
 ALONE_FLAG = "--cluster=0@localhost:1"  # one process, whatever its environment says
-_HOSTS = {  # a process on each: which this is, by its number or its name
-    "TPU_WORKER_HOSTNAMES": "TPU_WORKER_ID",
-    "SKYPILOT_NODE_IPS": "SKYPILOT_NODE_RANK",
-    "SM_HOSTS": "SM_CURRENT_HOST",
+_HOSTS = {  # a process on each: which this is, by its number or its name; and the job, where hosts have several
+    "TPU_WORKER_HOSTNAMES": ("TPU_WORKER_ID", ""),
+    "SKYPILOT_NODE_IPS": ("SKYPILOT_NODE_RANK", "SKYPILOT_TASK_ID"),
+    "SM_HOSTS": ("SM_CURRENT_HOST", ""),
 }
 
 
@@ -160,15 +161,15 @@ def _from_jax(environment: Mapping[str, str]) -> Cluster | None:
 
 
 def _from_hosts(environment: Mapping[str, str]) -> Cluster | None:
-    for name, number in _HOSTS.items():
+    for name, (number, job) in _HOSTS.items():
         hosts = re.findall(r"[^\s,\[\]\"]+", environment.get(name, ""))  # by commas, lines, or as JSON
         if len(hosts) > 1:
             said = Description(name, ",".join(hosts), f"set {number} to this process's")
             if environment.get("MEGASCALE_NUM_SLICES", "1") != "1":
                 raise said.wrong("are those of one slice of several", "give --cluster, of all")
-            text = ",".join(f"{host}:{addresses.FIRST}" for host in hosts)
+            listed = addresses.of(hosts, zlib.crc32(environment.get(job, "").encode()))
             this = environment.get(number, "")
-            return _listed(said, text, str(hosts.index(this)) if this in hosts else this)
+            return _listed(said, ",".join(listed), str(hosts.index(this)) if this in hosts else this)
     return None
 
 
