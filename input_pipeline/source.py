@@ -85,6 +85,13 @@ class Subset:
         return self.source.read(self.ids[ids])
 
 
+def arrays_of(source: Source | None) -> Arrays | None:
+    """The arrays in which a source's examples lie, if they do, perhaps among others."""
+    while isinstance(source, Subset):
+        source = source.source
+    return source if isinstance(source, Arrays) else None
+
+
 def as_array(given: Any) -> npt.NDArray[Any]:
     """np.asarray, in this machine's order of bytes.
 

@@ -29,6 +29,11 @@ class Labels:
     classes = 10
 
 
+class HeldOut:
+    train = Arrays(IMAGES, np.where(np.arange(100) == 99, 77, LABELS))
+    classes = 10
+
+
 class Fractions:
     train = evaluation = Arrays(IMAGES, LABELS / 2)
     classes = 10
@@ -494,6 +499,7 @@ def project(tmp_path):
             ["several arrays", "and no labels", "no one `input_shape`", "return (x, y)"],
         ),
         (["--dataset=user_project:Labels"], ["label 10 of example", "none of the 10 classes"]),
+        (["--dataset=user_project:HeldOut"], ["label 77 of example 99 of 'train' is none of the 10 classes"]),
         (["--dataset=user_project:Late"], ["label 10 of example 700", "none of the 10 classes"]),
         (["--dataset=user_project:Fractions", "--model=user_project:compiled_with"], ["label 0.5 of example 1"]),
         (

@@ -15,7 +15,7 @@ from input_pipeline.blocks import block_steps
 from input_pipeline.dataset import Dataset
 from input_pipeline.domains import Categories, Domain, check
 from input_pipeline.pipeline import Pipeline
-from input_pipeline.source import Arrays, DataError, Source, example_spec
+from input_pipeline.source import DataError, Source, arrays_of, example_spec
 from trainer import backend, optimizers, policy, strategies
 from trainer.clock import Interval
 from trainer.config import Config
@@ -93,8 +93,9 @@ class Assembly:
                     f"has outputs for {model.size} classes, and --dataset={self.config.dataset} has {data.size}",
                     "name `classes` in build's signature, and give the last layer as many units",
                 )
-        for name, source in (("train", self.dataset.train), ("evaluation", self.dataset.evaluation)):
-            if not isinstance(source, Arrays):
+        for name in ("train", "validation", "evaluation"):
+            source = arrays_of(getattr(self.dataset, name))
+            if source is None:
                 continue
             known = ("input", () if source.is_mapped else self.program.inputs), ("label", self._labels)
             try:
