@@ -8,7 +8,7 @@ import os
 import pathlib
 import resource
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import google_crc32c
@@ -56,7 +56,7 @@ class Records:
 
     def __getitem__(self, index: int) -> bytes:
         number, offset, size = self._table[index].tolist()
-        data = os.pread(_opened(self._paths[number]).fileno(), size + _SUM.size, offset)
+        data = os.pread(_opened(self._paths[number]), size + _SUM.size, offset)
         if data[size:] != _SUM.pack(_masked(data[:size])):  # where the index is older than the damage
             place = f"{self._paths[number]} at byte {offset - _FRAME.size}"
             raise DataError(f"{place}: a record that is not what it was; copy the file anew")
@@ -64,8 +64,15 @@ class Records:
 
 
 @functools.lru_cache(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)  # each holds a descriptor
-def _opened(path: pathlib.Path) -> io.FileIO:
-    return io.FileIO(path)
+def _opened(path: pathlib.Path) -> "_Descriptor":
+    return _Descriptor(os.open(path, os.O_RDONLY))
+
+
+class _Descriptor(int):
+    """That of a file, which is closed once nobody reads it any more."""
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self)
 
 
 def _index(path: pathlib.Path, bad: list[str]) -> npt.NDArray[np.int64]:
