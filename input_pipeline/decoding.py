@@ -23,7 +23,7 @@ _TURNS = {
 }
 
 
-def decoded(file: pathlib.Path | IO[bytes], shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+def decoded(file: str | pathlib.Path | IO[bytes], shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     """An image, upright, its middle cut out and resized.
 
     Args:
@@ -43,7 +43,7 @@ def decoded(file: pathlib.Path | IO[bytes], shape: tuple[int, ...]) -> npt.NDArr
         raise DataError(str(error)) from error
 
 
-def _decoded(file: pathlib.Path | IO[bytes], height: int, width: int, channels: int) -> npt.NDArray[np.uint8]:
+def _decoded(file: str | pathlib.Path | IO[bytes], height: int, width: int, channels: int) -> npt.NDArray[np.uint8]:
     mode = "RGB" if channels == 3 else "L"
     with Image.open(file) as image:
         if image.width * image.height > _MOST_PIXELS:

@@ -1,6 +1,7 @@
 """images: a folder for each class, of JPEG, PNG or whatever else Pillow reads."""
 
 import functools
+import os
 import pathlib
 import threading
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ class Images:
 
     def __init__(
         self,
-        paths: Sequence[pathlib.Path],
+        paths: Sequence[str | pathlib.Path],
         labels: npt.NDArray[np.int32],
         size: tuple[int, int],
         channels: int = 3,
@@ -136,7 +137,7 @@ def load(
             "class: fill it, or remove it"
         )
 
-    def source(paths: Sequence[pathlib.Path], labels: Any) -> Images | None:
+    def source(paths: Sequence[str], labels: Any) -> Images | None:
         return Images(paths, labels, (height, width), channels, skip_bad) if paths else None
 
     def of_folder(name: str) -> Images | None:
@@ -174,15 +175,24 @@ def _folders(root: pathlib.Path) -> list[str]:
     return sorted(p.name for p in root.iterdir() if p.is_dir() and p.name[:1] != ".") if root.is_dir() else []
 
 
-def _files(root: pathlib.Path) -> tuple[list[pathlib.Path], npt.NDArray[np.int32], list[str]]:
+def _files(root: pathlib.Path) -> tuple[list[str], npt.NDArray[np.int32], list[str]]:
     """Files, their labels, and the names of the classes."""
     classes = _folders(root)
-    found = [
-        (p, i) for i, c in enumerate(classes) for p in sorted((root / c).rglob("*")) if p.suffix.lower() in _SUFFIXES
-    ]
+    found = [(path, i) for i, name in enumerate(classes) for path in _images(root / name)]
     if not found:
         raise DataError(
             f"{root} has no folder with images ({', '.join(sorted(_SUFFIXES))}); "
             f"the working directory is {pathlib.Path.cwd()}"
         )
     return [p for p, _ in found], np.array([i for _, i in found], np.int32), classes
+
+
+def _images(folder: pathlib.Path) -> list[str]:
+    """Files of images in a folder and those in it, in the order of their parts; no Paths, for there may be millions."""
+
+    def fail(error: OSError) -> None:
+        raise DataError(f"{error.filename} can't be listed: {error.strerror}")
+
+    found = (os.path.join(at, name) for at, _, names in os.walk(folder, onerror=fail) for name in names)
+    images = (path for path in found if os.path.splitext(path)[1].lower() in _SUFFIXES)
+    return sorted(images, key=lambda path: path.split(os.sep))
