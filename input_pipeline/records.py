@@ -1,141 +1,21 @@
-"""records: TFRecord files of tf.train.Examples, by an index of where each record is."""
+"""records: tf.train.Examples of TFRecord or ArrayRecord files."""
 
-import functools
 import glob
 import io
-import json
-import os
 import pathlib
-import resource
-import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from input_pipeline import lengthy
 from input_pipeline.dataset import Dataset
 from input_pipeline.decoding import decoded
 from input_pipeline.source import DataError, Example
+from input_pipeline.tfrecord import Records
 
-_FRAME = struct.Struct("<QI")  # length of the record, and the masked checksum of the length
-_SUM = struct.Struct("<I")  # masked checksum of the record, after it
 _IMAGE = "image"  # in place of a dtype
 Features = Mapping[str, Sequence[Any]]
-
-
-class Records:
-    """The records of some files, in the order of the files.
-
-    Args:
-      paths: the files.
-      skip_bad: how many damaged records may be left out; one more, and it is an error.
-
-    Raises:
-      DataError: damaged records, each with its file and offset; also on reading.
-    """
-
-    def __init__(self, paths: Sequence[pathlib.Path], skip_bad: int = 0) -> None:
-        bad: list[str] = []
-        tables = []
-        for number, path in enumerate(paths):
-            table = _index(path, bad)
-            tables.append(np.column_stack([np.full(len(table), number), table]))
-        if len(bad) > skip_bad:
-            raise DataError(
-                f"{len(bad)} damaged records, and {skip_bad} may be left out (skip_bad): " + "; ".join(bad[:5])
-            )
-        if bad:
-            print(f"{len(bad)} damaged records are left out: " + "; ".join(bad[:5]), flush=True)
-        self._table, self._paths = np.concatenate(tables), paths  # int64 (records, 3): file, offset, bytes
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def __getitem__(self, index: int) -> bytes:
-        number, offset, size = self._table[index].tolist()
-        data = os.pread(_opened(self._paths[number]), size + _SUM.size, offset)
-        if data[size:] != _SUM.pack(_masked(data[:size])):  # where the index is older than the damage
-            place = f"{self._paths[number]} at byte {offset - _FRAME.size}"
-            raise DataError(f"{place}: a record that is not what it was; copy the file anew")
-        return data[:size]
-
-
-@functools.lru_cache(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)  # each holds a descriptor
-def _opened(path: pathlib.Path) -> "_Descriptor":
-    return _Descriptor(os.open(path, os.O_RDONLY))
-
-
-class _Descriptor(int):
-    """That of a file, which is closed once nobody reads it any more."""
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self)
-
-
-def _index(path: pathlib.Path, bad: list[str]) -> npt.NDArray[np.int64]:
-    """int64 (records, 2): offset and bytes of each whole record; made once, and kept beside the file."""
-    kept = path.with_name(f".{path.name}.index.json")
-    facts = path.stat()
-    state = [facts.st_size, facts.st_mtime_ns]
-    try:
-        known = json.loads(kept.read_text())
-        if known["state"] == state:
-            bad += known["bad"]
-            return np.array(known["records"], np.int64).reshape(-1, 2)
-    except (OSError, ValueError, KeyError):
-        pass
-    found, damaged = _scan(path)
-    bad += damaged
-    try:
-        temporary = kept.with_name(f"{kept.name}.part")
-        temporary.write_text(json.dumps({"state": state, "bad": damaged, "records": found}))
-        temporary.replace(kept)
-    except OSError:
-        pass  # a directory that may not be written: the next start scans again
-    return np.array(found, np.int64).reshape(-1, 2)
-
-
-def _scan(path: pathlib.Path) -> tuple[list[tuple[int, int]], list[str]]:
-    """Reads a file once, checking all its sums. Returns the whole records, and the damaged ones in words."""
-    found: list[tuple[int, int]] = []
-    damaged: list[str] = []
-    offset, end = 0, path.stat().st_size
-    with open(path, "rb") as file:
-        while offset < end:
-            lengthy.tell(f"looking through {path}: {offset >> 20:,} of {end >> 20:,} MiB")
-            frame = file.read(_FRAME.size)
-            if len(frame) < _FRAME.size:
-                damaged.append(f"{path} ends in the middle of a record at byte {offset}")
-                break
-            size, check = _FRAME.unpack(frame)
-            if _masked(frame[:8]) != check:
-                damaged.append(f"{path} at byte {offset}: a damaged length; what follows can't be found")
-                break
-            if offset + _FRAME.size + size + _SUM.size > end:
-                damaged.append(f"{path} ends in the middle of a record at byte {offset}")
-                break
-            data = file.read(size)
-            if _masked(data) == _SUM.unpack(file.read(_SUM.size))[0]:
-                found.append((offset + _FRAME.size, size))
-            else:
-                damaged.append(f"{path} at byte {offset}: a damaged record")
-            offset += _FRAME.size + size + _SUM.size
-    return found, damaged
-
-
-def framed(record: bytes) -> bytes:
-    """A record as a TFRecord file has it: its length and itself, each with its checksum."""
-    length = struct.pack("<Q", len(record))
-    return length + _SUM.pack(_masked(length)) + record + _SUM.pack(_masked(record))
-
-
-def _masked(data: bytes) -> int:
-    """The checksum of a TFRecord: CRC-32C, rotated and moved (tensorflow/core/lib/hash/crc32c.h)."""
-    crc = google_crc32c.value(data)
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 class Examples:

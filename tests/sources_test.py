@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from input_pipeline import arrays, digits, images, mixture, records, table, text
+from input_pipeline import arrays, digits, images, mixture, records, table, text, tfrecord
 from input_pipeline.cache import cached
 from input_pipeline.dataset import prepare
 from input_pipeline.processes import Processes
@@ -192,10 +192,10 @@ def test_every_damage_of_a_record_is_found(tf_records, tmp_path):
     path = tmp_path / "train.tfrecord"
     for offset in range(size):
         path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 : size])
-        assert records._scan(path)[1], offset
+        assert tfrecord.scan(path)[1], offset
     for offset in range(1, size):
         path.write_bytes(whole[:offset])
-        found, damaged = records._scan(path)
+        found, damaged = tfrecord.scan(path)
         assert damaged or (offset == size // 2 and len(found) == 1), offset
 
 
@@ -226,19 +226,43 @@ def test_a_record_that_is_damaged_later_is_found_when_it_is_read(tf_records, tmp
 
 
 def test_more_files_of_records_than_a_process_may_open(tf_records, tmp_path):
-    lines = [record for path in sorted(tf_records.glob("train-*")) for record in records.Records([path])][:300]
+    lines = [record for path in sorted(tf_records.glob("train-*")) for record in tfrecord.Records([path])][:300]
     for number, record in enumerate(lines):
-        (tmp_path / f"train-{number:03d}").write_bytes(records.framed(record))
+        (tmp_path / f"train-{number:03d}").write_bytes(tfrecord.framed(record))
     read = "r = Records(sorted(pathlib.Path.cwd().glob('train-*'))); print(sum(map(len, [*r, *r])))"
     command = [
         "prlimit",
         "--nofile=64",
         sys.executable,
         "-c",
-        "import pathlib; from input_pipeline.records import *; " + read,
+        "import pathlib; from input_pipeline.tfrecord import *; " + read,
     ]
     out = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert out.stdout.strip() == str(2 * sum(map(len, lines))), out.stderr
+
+
+def test_processes_of_a_host_share_the_look_through_records(tf_records, tmp_path):
+    """Each file is read by one of them, whatever they are, and all know all."""
+    content = (tf_records / "train-0.tfrecord").read_bytes()
+    for number in range(20):
+        (tmp_path / f"train-{number:02d}").write_bytes(content)
+    program = """
+import pathlib
+from input_pipeline import tfrecord
+
+scanned, scan = [], tfrecord.scan
+tfrecord.scan = lambda path: scanned.append(path.name) or scan(path)
+print(len(tfrecord.Records(sorted(pathlib.Path.cwd().glob("train-*")))), *scanned)
+"""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+    said = [process.communicate(timeout=60)[0].split() for process in started]
+    assert [words[0] for words in said] == ["14000"] * 3
+    assert sorted(name for words in said for name in words[1:]) == [f"train-{number:02d}" for number in range(20)]
 
 
 def test_one_file_of_records(tf_records):

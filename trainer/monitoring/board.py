@@ -18,7 +18,7 @@ from tensorboard.plugins.scalar import metadata as scalars
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from input_pipeline.records import framed
+from input_pipeline.tfrecord import framed
 from trainer.storage.append import Appender
 
 _NAME = "events.out.tfevents."
