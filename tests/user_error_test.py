@@ -411,13 +411,14 @@ class Unlabelled:
     train = Arrays(np.zeros((100, 8), np.float32))
 
 
-class LookUp(keras.layers.Layer):
-    def __init__(self):
+class LookUp(keras.Model):
+    def __init__(self, classes):
         super().__init__(name="look_up")
         self.table = keras.layers.Embedding(20, 3, name="table")
+        self.head = keras.layers.Dense(classes)
 
-    def call(self, tokens):
-        return self.table(tokens)
+    def call(self, tokens, training):
+        return self.head(self.table(tokens)[:, 0])
 
 
 def encodes(classes):
@@ -425,7 +426,7 @@ def encodes(classes):
 
 
 def looks_up(classes):
-    return keras.Sequential([LookUp(), keras.layers.Flatten(), keras.layers.Dense(classes)])
+    return LookUp(classes)
 
 
 def plain():

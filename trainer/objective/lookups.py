@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
@@ -27,6 +28,7 @@ def looked_up(model: keras.Model, x: Any) -> Sequence[Categories | None]:
     if not any(isinstance(layer, tuple(_SIZES)) for layer in model._flatten_layers()):
         return found
     given = list[Any]()
+    training = {"training": False} if "training" in inspect.signature(model.call).parameters else {}
 
     def noting(call: Callable[..., Any], size: str, of: str) -> Callable[..., Any]:
         @functools.wraps(call)
@@ -41,7 +43,7 @@ def looked_up(model: keras.Model, x: Any) -> Sequence[Categories | None]:
 
     def call(trainable: list[Any], state: list[Any], x: Any) -> Any:
         given[:] = flatten(x)
-        return model.stateless_call(trainable, state, x)
+        return model.stateless_call(trainable, state, x, **training)
 
     variables = model.trainable_variables, model.non_trainable_variables
     values = [[keras.KerasTensor(v.shape, v.dtype) for v in some] for some in variables]
