@@ -73,14 +73,16 @@ class _Descriptor(int):
 
 def _indices(paths: Sequence[pathlib.Path]) -> list[_Index]:
     """Those of all files. Of several processes of this host each makes some, where the others can read them."""
-    found: dict[pathlib.Path, _Index] = {}
+    found, begin = dict[pathlib.Path, _Index](), time.monotonic()
     while left := [path for path in paths if path not in found]:
         for path in left:
             index = _kept(path) or _made(path)
             if index is not None:
                 found[path] = index
         if not found.keys() & set(left):
-            lengthy.tell(f"looking through {left[0]}, by another process of this host")
+            # The other tells how far it is, or is taken for hung itself.
+            waited = time.monotonic() - begin
+            lengthy.tell(f"looking through {left[0]}, by another process of this host ({waited:.0f} s)")
             time.sleep(_LOOK)
     return [found[path] for path in paths]
 
