@@ -46,13 +46,14 @@ class Records:
             print(f"{len(bad)} damaged records are left out: " + "; ".join(bad[:5]), flush=True)
         tables = [np.column_stack([np.full(len(found), i), found]) for i, (found, _) in enumerate(indices)]
         self._table, self._paths = np.concatenate(tables), paths  # int64 (records, 3): file, offset, bytes
+        self._reader = object()
 
     def __len__(self) -> int:
         return len(self._table)
 
     def __getitem__(self, index: int) -> bytes:
         number, offset, size = self._table[index].tolist()
-        data = os.pread(_opened(self._paths[number]), size + _SUM.size, offset)
+        data = os.pread(_opened(self._paths[number], self._reader), size + _SUM.size, offset)
         if data[size:] != _SUM.pack(_masked(data[:size])):  # where the index is older than the damage
             place = f"{self._paths[number]} at byte {offset - _FRAME.size}"
             raise DataError(f"{place}: a record that is not what it was; copy the file anew")
@@ -60,7 +61,8 @@ class Records:
 
 
 @functools.lru_cache(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)  # each holds a descriptor
-def _opened(path: pathlib.Path) -> "_Descriptor":
+def _opened(path: pathlib.Path, reader: object) -> "_Descriptor":
+    """Each reader's own, for by the time of a later one the path may be another file's."""
     return _Descriptor(os.open(path, os.O_RDONLY))
 
 

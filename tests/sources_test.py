@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import functools
 import gzip
 import io
 import json
@@ -230,14 +231,9 @@ def test_more_files_of_records_than_a_process_may_open(tf_records, tmp_path):
     for number, record in enumerate(lines):
         (tmp_path / f"train-{number:03d}").write_bytes(tfrecord.framed(record))
     read = "r = Records(sorted(pathlib.Path.cwd().glob('train-*'))); print(sum(map(len, [*r, *r])))"
-    command = [
-        "prlimit",
-        "--nofile=64",
-        sys.executable,
-        "-c",
-        "import pathlib; from input_pipeline.tfrecord import *; " + read,
-    ]
-    out = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    command = [sys.executable, "-c", "import pathlib; from input_pipeline.tfrecord import *; " + read]
+    few = functools.partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 64))
+    out = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, preexec_fn=few)
     assert out.stdout.strip() == str(2 * sum(map(len, lines))), out.stderr
 
 
@@ -263,6 +259,15 @@ print(len(tfrecord.Records(sorted(pathlib.Path.cwd().glob("train-*")))), *scanne
     said = [process.communicate(timeout=60)[0].split() for process in started]
     assert [words[0] for words in said] == ["14000"] * 3
     assert sorted(name for words in said for name in words[1:]) == [f"train-{number:02d}" for number in range(20)]
+
+
+def test_records_of_a_path_that_is_another_file_s_by_now(tmp_path):
+    path = tmp_path / "train"
+    for record in (b"one", b"another"):
+        path.with_suffix(".new").write_bytes(tfrecord.framed(record))
+        path.with_suffix(".new").replace(path)
+        found = tfrecord.Records([path])
+        assert [*found] == [record]
 
 
 def test_one_file_of_records(tf_records):
