@@ -93,16 +93,15 @@ class Assembly:
                     f"has outputs for {model.size} classes, and --dataset={self.config.dataset} has {data.size}",
                     "name `classes` in build's signature, and give the last layer as many units",
                 )
-        for name in ("train", "validation", "evaluation"):
-            source = arrays_of(getattr(self.dataset, name))
-            if source is None:
-                continue
-            known = ("input", () if source.is_mapped else self.program.inputs), ("label", self._labels)
-            try:
-                for (what, each), part in zip(known, source.arrays, strict=False):
-                    check(each, part, what, f"{name!r}", np.arange(len(source)))
-            except DataError as error:
-                raise data_error(self.config, error) from error
+        named = {arrays_of(getattr(self.dataset, name)): name for name in ("evaluation", "validation", "train")}
+        try:
+            for source, name in named.items():  # once, where two are parts of the same
+                if source is not None:
+                    (x, *y), ids = source.arrays, np.arange(len(source))
+                    check(() if source.is_mapped else self.program.inputs, x, "input", f"{name!r}", ids)
+                    check(self._labels, y[:1], "label", f"{name!r}", ids)
+        except DataError as error:
+            raise data_error(self.config, error) from error
 
     def check_evaluations(self) -> None:
         """Raises UserError where what is evaluated is of other shapes than training, which the model does not take."""
