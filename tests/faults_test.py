@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
+from launch.local import free_ports
 from tests.lab import container, lab
 from tests.running import (
     REPOSITORY,
@@ -306,14 +307,11 @@ def test_a_port_in_use_is_named_with_its_holder(tmp_path):
 
 def test_a_run_goes_on_when_another_is_given_its_addresses(tmp_path):
     """JAX would have the two share a port, and the first be ended by the other's process 1."""
-    with listen("127.0.0.1", 0, "test") as taken:
-        port = taken.getsockname()[1]
+    port, other = free_ports(2)
 
     def both(name: str) -> "list[subprocess.Popen[str]]":
         flags = ("--strategy=device_mesh", *FLAGS, "--steps=100000", "--save_every=20", f"--run_dir={tmp_path / name}")
-        return [
-            start(*flags, f"--cluster={i}@127.0.0.1:{port},127.0.0.1:{port + 2}", "--hang_after=5s") for i in (0, 1)
-        ]
+        return [start(*flags, f"--cluster={i}@127.0.0.1:{port},127.0.0.1:{other}", "--hang_after=5s") for i in (0, 1)]
 
     first = both("first")
     wait_for_checkpoint(first[0], tmp_path / "first", 20)

@@ -425,10 +425,6 @@ def encodes(classes):
     return keras.Sequential([keras.layers.CategoryEncoding(20), keras.layers.Dense(classes)])
 
 
-def looks_up(classes):
-    return LookUp(classes)
-
-
 def plain():
     return keras.Sequential([keras.layers.Dense(3)])
 
@@ -509,7 +505,7 @@ def project(tmp_path):
         ),
         (["--dataset=user_project:Complex"], ["complex numbers", "leave out the imaginary parts", "complex64"]),
         (
-            ["--dataset=user_project:Tokens", "--model=user_project:looks_up"],
+            ["--dataset=user_project:Tokens", "--model=user_project:LookUp"],
             ["input 20 of example 3 of 'train' is none of the 20 rows", "look_up/table, 0 to 19 (1 such inputs)"],
         ),
         (
@@ -517,7 +513,7 @@ def project(tmp_path):
             ["input 20 of example 3 of 'train' is none of the 20 tokens of layer"],
         ),
         (
-            ["--dataset=user_project:Tokens(late=True)", "--model=user_project:looks_up"],
+            ["--dataset=user_project:Tokens(late=True)", "--model=user_project:LookUp"],
             ["input -1 of example 700 of the source is none of the 20 rows"],
         ),
         (["--model=user_project:nothing"], ["user_project:nothing", "has no 'nothing'"]),
