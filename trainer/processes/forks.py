@@ -1,5 +1,5 @@
-"""Forks of this process, such as a source may read by. Where it is killed they would live on, and what they still held
-of it would be in the next start's way."""
+"""Forks of this process, such as a source may read by, and what it starts. Where it is killed they would live on, and
+what forks still held of it would be in the next start's way."""
 
 import contextlib
 import ctypes
