@@ -8,11 +8,12 @@ from typing import TypeVar
 
 from input_pipeline.cores import cores
 
+Index = TypeVar("Index")
 Read = TypeVar("Read")
 
 
 def in_order(
-    read: Callable[[int], Read], indices: Iterable[int], most: int, threads: int = 0
+    read: Callable[[Index], Read], indices: Iterable[Index], most: int, threads: int = 0
 ) -> Generator[Read, None, None]:
     """What `read` makes of each index, in their order.
 

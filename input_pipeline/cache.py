@@ -12,6 +12,7 @@ import numpy as np
 from input_pipeline import lengthy
 from input_pipeline.ahead import in_order
 from input_pipeline.cache_file import CacheFile
+from input_pipeline.checksums import Checked
 from input_pipeline.memory import gather
 from input_pipeline.source import Arrays, DataError, Source, example_spec, is_streamed, read
 from input_pipeline.structure import flatten, pack
@@ -53,6 +54,12 @@ class _Cached:
         return pack(self._structure, iter([gathered(ids) for gathered in self._leaves]))
 
 
+def _looked_at(kept: Checked, ids: Any) -> Any:
+    values = gather(kept.array, ids)  # which refuses other ids
+    kept.check(ids, ids)
+    return values
+
+
 def _fill(arrays: list[Any], source: Source, first: int = 0, save: Callable[[int], object] = lambda done: None) -> None:
     """Reads the examples from `first` on into arrays (examples, ...).
 
@@ -89,7 +96,7 @@ def _from_file(source: Source, path: pathlib.Path) -> Source:
     whole, begun = CacheFile(source, path), CacheFile(source, part)
 
     def opened() -> Source:
-        return _Cached(source, [array.gather for array in whole.checked()])
+        return _Cached(source, [functools.partial(_looked_at, array) for array in whole.checked()])
 
     def done() -> int:
         try:

@@ -5,15 +5,12 @@ import os
 import pathlib
 from typing import Any
 
-import google_crc32c
 import numpy as np
 
-from input_pipeline import lengthy
-from input_pipeline.memory import gather
+from input_pipeline import checksums
+from input_pipeline.checksums import Checked
 from input_pipeline.source import DataError, Source, example_spec, fingerprint
 from input_pipeline.structure import flatten
-
-_BLOCK = 2**20  # bytes of an array that have a checksum of their own
 
 
 class CacheFile:
@@ -30,7 +27,7 @@ class CacheFile:
         header = {"fingerprint": fingerprint(source), "arrays": repr(self._specs)}
         self._header = json.dumps(header).encode() + b"\n"
         rows = [int(np.prod(s.shape)) * s.dtype.itemsize for s in self._specs]  # bytes
-        self._blocks = [-(-self._length // _rows(size)) for size in rows]
+        self._blocks = [checksums.count(self._length, size) for size in rows]
         *self._offsets, self._end = np.cumsum([len(self._header), *(self._length * size for size in rows)]).tolist()
         self._size = self._end + 4 * sum(self._blocks)
 
@@ -65,64 +62,14 @@ class CacheFile:
 
     def seal(self) -> None:
         """Writes the checksums of its arrays as they are."""
-        sums = list[int]()
-        for array, blocks in zip(self.arrays("r"), self._blocks, strict=True):
-            for block in range(blocks):
-                lengthy.tell(f"making checksums of cached examples: {len(sums):,} of {sum(self._blocks):,}")
-                sums.append(_sum(array, block))
+        sums = [checksums.sums(array, "cached examples") for array in self.arrays("r")]
         with open(self.path, "r+b") as file:
             file.seek(self._end)
-            file.write(np.array(sums, np.uint32).tobytes())
+            file.write(np.concatenate(sums).tobytes())
             file.flush()
             os.fsync(file.fileno())
 
-    def checked(self) -> list["Checked"]:
+    def checked(self) -> list[Checked]:
         """Its arrays, to be read, and compared with their checksums."""
         sums = np.split(np.fromfile(self.path, np.uint32, offset=self._end), np.cumsum(self._blocks[:-1]))
-        return [Checked(self.path, *pair) for pair in zip(self.arrays("r"), sums, strict=True)]
-
-
-class Checked:
-    """An array whose blocks are compared with their checksums, each when an example of it is first read.
-
-    Args:
-      path: the file that it is in.
-      array: (examples, ...).
-      sums: uint32 (blocks,).
-    """
-
-    def __init__(self, path: pathlib.Path, array: np.ndarray, sums: np.ndarray) -> None:
-        self._path, self._array, self._sums = path, array, sums
-        self._rows, self._good = _rows(array[:1].nbytes), np.zeros(len(sums), bool)
-
-    def gather(self, ids: Any) -> np.ndarray:
-        """array[ids].
-
-        Raises:
-          DataError: some of it is not what was written.
-          IndexError: as `memory.gather` does.
-        """
-        values = gather(self._array, ids)
-        if self._good.all():
-            return values
-        blocks = ids // self._rows
-        for block in np.unique(blocks[~self._good[blocks]]):
-            if _sum(self._array, block) != self._sums[block]:
-                first, end = block * self._rows, min((block + 1) * self._rows, len(self._array))
-                raise DataError(
-                    f"{self._path} is damaged: what it keeps of examples {first:,} to {end - 1:,} is not what was "
-                    "written; delete it, and it is made anew"
-                )
-            self._good[block] = True
-        return values
-
-
-def _rows(size: int) -> int:
-    """Examples in a block, of an array of which one has so many bytes."""
-    return max(1, _BLOCK // max(1, size))
-
-
-def _sum(array: np.ndarray, block: int) -> int:
-    """CRC-32C of a block."""
-    rows = _rows(array[:1].nbytes)
-    return int(google_crc32c.value(np.asarray(array[block * rows :][:rows]).view(np.uint8)))
+        return [Checked(self.path, *pair, "examples") for pair in zip(self.arrays("r"), sums, strict=True)]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TextIO
 
-from input_pipeline import lengthy
+from input_pipeline import host_cache, lengthy
 from input_pipeline.source import DataError
 
 _AT_ONCE = 8  # files
@@ -63,10 +63,9 @@ def local(place: str) -> str:
     files = {name: facts for name, facts in found.items() if facts.get("type", "file") == "file"}
     if not files:
         raise DataError(f"{place} holds no files")
-    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache", "onecurve")
-    directory = cache / hashlib.sha256(place.rstrip("/").encode()).hexdigest()[:16]
-    directory.mkdir(parents=True, exist_ok=True)
+    directory = host_cache.directory() / hashlib.sha256(place.rstrip("/").encode()).hexdigest()[:16]
     with lengthy.alone(directory.with_suffix(".lock"), lambda: f"copying {place}: {_copied(directory)}"):
+        directory.mkdir(exist_ok=True)
         _fetch(store, root.rstrip("/"), files, directory, place)
     return str(directory)
 

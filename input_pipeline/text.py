@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from input_pipeline import tokens
+from input_pipeline.checksums import Checked
 from input_pipeline.dataset import Dataset
+from input_pipeline.memory import gather
 from input_pipeline.source import DataError, Example, Source, Subset
 
 
@@ -16,19 +18,31 @@ class Windows:
     """Windows of a text: x is `context` tokens, y the token after each of them.
 
     Args:
-      text: uint8 or int32 (tokens,).
+      text: integers (tokens,).
       context: tokens of a window; neighbouring windows do not overlap.
+      begin, end: the tokens of the text that they are of; by default all.
     """
 
-    def __init__(self, text: npt.NDArray[np.integer], context: int) -> None:
-        self.text, self.context = text, context
+    def __init__(
+        self, text: npt.NDArray[np.integer] | Checked, context: int, begin: int = 0, end: int | None = None
+    ) -> None:
+        self._checked = text if isinstance(text, Checked) else None
+        tokens = text.array if isinstance(text, Checked) else text
+        self._context, self._begin = context, begin
+        self._length = max(0, (len(tokens) if end is None else end) - begin - 1) // context
+        end = begin + self._length * context
+        self._windows = tokens[begin:end].reshape(self._length, context)
+        self._next = tokens[begin + context : end + 1 : context]  # the token after each
 
     def __len__(self) -> int:
-        return (len(self.text) - 1) // self.context
+        return self._length
 
     def read(self, ids: npt.NDArray[np.int64]) -> Example:
-        windows = self.text[ids[:, None] * self.context + np.arange(self.context + 1)].astype(np.int32)
-        return windows[:, :-1], windows[:, 1:]
+        x, after = gather(self._windows, ids).astype(np.int32), self._next[ids]
+        if self._checked:
+            first = self._begin + ids * self._context
+            self._checked.check(first, first + self._context)
+        return x, np.column_stack([x[:, 1:], after])
 
 
 def load(
@@ -70,31 +84,29 @@ def load(
             raise DataError(f"no files match {files!r} in {root}: name yours, such as text(files='**/*.txt')")
         return paths
 
-    def windows(text: npt.NDArray[np.integer], what: str) -> Windows:
-        if len(text) <= context:
+    def windows(text: npt.NDArray[np.integer] | Checked, what: str, begin: int = 0, end: int | None = None) -> Windows:
+        found = Windows(text, context, begin, end)
+        if not len(found):
             raise DataError(f"what is {what} of {paths[0]} and so on has fewer tokens than context={context}")
-        return Windows(text, context)
+        return found
 
-    def spread(text: npt.NDArray[np.integer]) -> Source:
-        found = windows(text, "held out")
+    def spread(found: Source) -> Source:
         return Subset(found, np.unique(np.linspace(0, len(found) - 1, evaluation_examples).astype(np.int64)))
+
+    def held(files: str) -> Source:
+        return spread(windows(made.encode(paths_of(files)), "held out"))
 
     paths = paths_of(files)
     if evaluation:
-        train, held = made.encode(paths), made.encode(paths_of(evaluation))
+        train, test = windows(made.encode(paths), "trained on"), held(evaluation)
     elif len(paths) == 1:
         whole = made.encode(paths)
-        train, held = np.split(whole, [max(0, len(whole) - max(context + 1, len(whole) // every))])
+        end = max(0, len(whole) - max(context + 1, len(whole) // every))
+        train, test = windows(whole, "trained on", 0, end), spread(windows(whole, "held out", end))
     else:
-        train = made.encode([p for i, p in enumerate(paths) if i % every])
-        held = made.encode(paths[::every])
-    return Dataset(
-        windows(train, "trained on"),
-        spread(held),
-        made.classes,
-        spread(made.encode(paths_of(validation))) if validation else None,
-        decode=made.decode,
-    )
+        train = windows(made.encode([p for i, p in enumerate(paths) if i % every]), "trained on")
+        test = spread(windows(made.encode(paths[::every]), "held out"))
+    return Dataset(train, test, made.classes, held(validation) if validation else None, decode=made.decode)
 
 
 def _matching(files: str, root: pathlib.Path) -> list[str]:

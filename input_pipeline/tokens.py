@@ -1,6 +1,7 @@
 """Files of text as one sequence of tokens: bytes, or those of a tokenizer that lies on this machine."""
 
 import functools
+import hashlib
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -8,28 +9,32 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from input_pipeline import lengthy, token_file
+from input_pipeline.checksums import Checked
 from input_pipeline.source import DataError
+from input_pipeline.token_file import Encoder
 
 _EXTRA = "pip install 'onecurve[text]'"
+_READ = 2**26  # bytes of a file that are read at once
 
 
 class Tokens(NamedTuple):
     """How text becomes tokens, and comes back.
 
     Attributes:
-      encode: files -> uint8 or int32 (tokens,), with a zero byte or an end token between two of them.
+      encode: files -> uint8, uint16 or int32 (tokens,), with a zero byte or an end token between two of them.
       classes: number of tokens that there are.
       decode: tokens -> text.
     """
 
-    encode: Callable[[Sequence[pathlib.Path]], npt.NDArray[np.integer]]
+    encode: Callable[[Sequence[pathlib.Path]], npt.NDArray[np.integer] | Checked]
     classes: int
     decode: Callable[[npt.NDArray[np.integer]], str]
 
 
 @functools.cache  # so that a mixture sees whether its parts have the same
 def made_by(tokenizer: str) -> Tokens:
-    """Tokens by a tokenizer.
+    """Tokens by a tokenizer, which are made once, and kept; see token_file.
 
     Args:
       tokenizer: the file of a SentencePiece model, the directory of a preset that KerasHub has saved, or '' for bytes.
@@ -43,8 +48,17 @@ def made_by(tokenizer: str) -> Tokens:
     return _keras_hub(path) if path.is_dir() else _sentence_piece(path)
 
 
-def _bytes(paths: Sequence[pathlib.Path]) -> npt.NDArray[np.integer]:
-    return np.frombuffer(b"\0".join(p.read_bytes() for p in paths), np.uint8)
+def _bytes(paths: Sequence[pathlib.Path]) -> npt.NDArray[np.uint8]:
+    sizes = [path.stat().st_size for path in paths]
+    ends = np.cumsum([size + 1 for size in sizes])
+    joined = np.zeros(ends[-1] - 1, np.uint8)
+    view = memoryview(joined.data)
+    for path, end, size in zip(paths, ends.tolist(), sizes, strict=True):
+        with open(path, "rb") as file:
+            for begin in range(end - 1 - size, end - 1, _READ):
+                lengthy.tell(f"reading text: {begin >> 20:,} of {len(joined) >> 20:,} MiB")
+                file.readinto(view[begin : min(begin + _READ, end - 1)])
+    return joined
 
 
 def _text(tokens: npt.NDArray[np.integer]) -> str:
@@ -60,9 +74,10 @@ def _sentence_piece(path: pathlib.Path) -> Tokens:
         model = SentencePieceProcessor(model_file=str(path))
     except (OSError, RuntimeError) as error:
         raise DataError(f"tokenizer '{path}' is no model of SentencePiece: {error}") from None
-    return _by(
-        lambda text: model.encode(text, add_eos=True), model.vocab_size(), lambda tokens: model.decode(tokens.tolist())
-    )
+    end = model.eos_id() if model.eos_id() >= 0 else None
+    version = hashlib.sha256(path.read_bytes()).hexdigest()
+    encoder = Encoder(model.encode, model.vocab_size(), end, version)
+    return _by(encoder, lambda tokens: model.decode(tokens.tolist()))
 
 
 def _keras_hub(path: pathlib.Path) -> Tokens:
@@ -74,13 +89,11 @@ def _keras_hub(path: pathlib.Path) -> Tokens:
         model = keras_hub.tokenizers.Tokenizer.from_preset(str(path))
     except (OSError, ValueError) as error:
         raise DataError(f"tokenizer '{path}' is no preset of KerasHub: {error}") from None
-    end = [] if getattr(model, "end_token_id", None) is None else [model.end_token_id]
-    return _by(lambda text: [*np.asarray(model.tokenize(text)), *end], model.vocabulary_size(), model.detokenize)
+    version = [[str(p.relative_to(path)), *token_file.state(p)] for p in sorted(path.rglob("*")) if p.is_file()]
+    encoder = Encoder(model.tokenize, model.vocabulary_size(), getattr(model, "end_token_id", None), version)
+    return _by(encoder, model.detokenize)
 
 
-def _by(encode: Callable[[str], Sequence[int]], classes: int, decode: Callable[[Any], Any]) -> Tokens:
-    def of_files(paths: Sequence[pathlib.Path]) -> npt.NDArray[np.integer]:
-        texts = (path.read_text("utf-8", errors="replace") for path in paths)
-        return np.concatenate([np.asarray(encode(text), np.int32) for text in texts])
-
-    return Tokens(of_files, classes, lambda tokens: str(decode(tokens)))
+def _by(encoder: Encoder, decode: Callable[[Any], Any]) -> Tokens:
+    encode = functools.partial(token_file.encoded, encoder)
+    return Tokens(encode, encoder.classes, lambda tokens: str(decode(tokens)))

@@ -1,14 +1,16 @@
-"""The worked examples of docs/extending.md: their very text, run as a user's modules."""
+"""The worked examples of the docs: their very text, run as a user's modules."""
 
 import re
+
+import numpy as np
 
 from tests.forks import trainer
 from tests.running import REPOSITORY, curve, deviation, summary
 
 
-def write_example(directory, name):
+def write_example(directory, name, page="extending"):
     """A module of the page, as a file."""
-    text = (REPOSITORY / "docs" / "extending.md").read_text()
+    text = (REPOSITORY / "docs" / f"{page}.md").read_text()
     code = re.search(rf"```python\n(# {name}.py\b.*?)```", text, re.DOTALL)
     assert code
     (directory / f"{name}.py").write_text(code[1])
@@ -35,6 +37,17 @@ def test_a_trained_model_is_tuned_further(tmp_path):
         trainer(*flags, f"--steps={steps}", "--run_dir=cut", cwd=tmp_path)
     whole, cut = (summary(tmp_path / name) for name in ("whole", "cut"))
     assert whole["weights_sha256"] == cut["weights_sha256"] and whole["final"]["test_accuracy"] > 0.7
+
+
+def test_tokens_of_another_program(tmp_path):
+    write_example(tmp_path, "my_tokens", "data")
+    for name, tokens in (("train", 2000), ("val", 200)):
+        (np.arange(tokens, dtype=np.uint16) % 50 + 1000).tofile(tmp_path / f"{name}.bin")
+    flags = ("--dataset=my_tokens:load(context=16, classes=1050)", "--data_dir=.", "--steps=30", "--backend=jax")
+    model = "--model=transformer(width=32, depth=1, heads=2, groups=2, hidden=32)"
+    out = trainer(*flags, model, "--learning_rate=0.03", "--run_dir=run", cwd=tmp_path).stdout
+    assert "124 examples to train on, 12 to test on" in out
+    assert summary(tmp_path / "run")["final"]["test_accuracy"] > 0.9  # each token says which is next
 
 
 def test_what_is_no_strategy_is_said(tmp_path):

@@ -1,15 +1,25 @@
 """Text as tokens, of tokenizers that the tests make."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
-from input_pipeline import mixture, text
+from input_pipeline import lengthy, mixture, text
 from input_pipeline.source import DataError
 from tests.running import environment, summary, trainer
 from trainer import loading
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    place = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place))
+    return place / "onecurve"
 
 
 def test_tokens_of_a_sentencepiece_model(tmp_path):
@@ -41,6 +51,101 @@ def test_tokens_of_a_sentencepiece_model(tmp_path):
     sentencepiece.SentencePieceTrainer.train(input=str(upper), model_prefix=tmp_path / "other", vocab_size=32)
     with pytest.raises(DataError, match="give all the same tokenizer"):
         mixed("small", "other")
+
+
+LOAD = """
+import os
+import signal
+import sys
+import time
+
+from input_pipeline import lengthy, text, token_file
+
+token_file._SAVE_EVERY = 0.0
+directory, at = sys.argv[1:]
+
+
+def listener(words):
+    print(words, flush=True)
+    while at == "wait" and not os.path.exists("go"):
+        time.sleep(0.01)
+    if words.endswith(f" {at} of 7 MiB"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+lengthy.listener = listener
+print(len(text.load(directory, "a.txt", context=16, tokenizer="small.model").train))
+"""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A directory with a text of 8 MB, and a tokenizer of it."""
+    import sentencepiece
+
+    directory = tmp_path_factory.mktemp("corpus")
+    lines = [f"said {number} times: one cürve on any hardware, through any failure.\n" for number in range(120_000)]
+    (directory / "a.txt").write_text("".join(lines))
+    (directory / "b.txt").write_text("".join(lines[:100]))
+    given = str(directory / "b.txt")
+    sentencepiece.SentencePieceTrainer.train(input=given, model_prefix=directory / "small", vocab_size=48)
+    return directory
+
+
+def load(corpus):
+    loaded = text.load(str(corpus), "a.txt", context=16, tokenizer=str(corpus / "small.model"))
+    return loaded.train.read(np.arange(len(loaded.train)))[0].ravel()
+
+
+def test_tokens_are_made_once(corpus, cache):
+    """And kept for later starts, until the texts are others; of a large file in parts."""
+    import sentencepiece
+
+    whole = load(corpus)
+    (file,) = cache.glob("*.tokens")
+    assert sorted(path.suffix for path in cache.iterdir()) == [".lock", ".tokens"]
+    assert file.stat().st_size < 2.1 * len(whole) * 20 / 19  # one in 20 is held out
+    model = sentencepiece.SentencePieceProcessor(model_file=str(corpus / "small.model"))
+    text_of_it = (corpus / "a.txt").read_text()
+    assert model.decode(whole.tolist()) in text_of_it.replace("\n", " ")
+    end = text_of_it.index("\n", 2**20) + 1  # the first part
+    assert model.encode(text_of_it[:end]) == whole[: len(model.encode(text_of_it[:end]))].tolist()
+    made = file.stat().st_mtime_ns
+    assert (load(corpus) == whole).all() and file.stat().st_mtime_ns == made
+    with open(file, "r+b") as damaged:
+        damaged.seek(1_000_000)
+        damaged.write(b"onecurve")
+    with pytest.raises(DataError, match=r"\.tokens is damaged: what it keeps of tokens 0 to 524,287 is not"):
+        load(corpus)
+    os.utime(corpus / "a.txt")
+    assert (load(corpus) == whole).all() and file.stat().st_mtime_ns > made
+
+
+def test_tokens_of_a_killed_start_are_gone_on_with(corpus, cache, monkeypatch, tmp_path):
+    killed = subprocess.run([sys.executable, "-c", LOAD, str(corpus), "4"], env=environment(), cwd=corpus)
+    assert killed.returncode == -signal.SIGKILL
+    told = list[str]()
+    monkeypatch.setattr(lengthy, "listener", told.append)
+    going_on = load(corpus)
+    assert int(told[0].removeprefix("making tokens of text: ").split()[0]) >= 3
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert (load(corpus) == going_on).all()
+
+
+def test_tokens_are_made_by_one_process_of_a_host(corpus, cache):
+    go = corpus / "go"
+    go.unlink(missing_ok=True)
+    command = [sys.executable, "-c", LOAD, str(corpus), "wait"]
+    start = dict(env=environment(), cwd=corpus, stdout=subprocess.PIPE, text=True)
+    first = subprocess.Popen(command, **start)
+    while not list(cache.glob("*.part")):
+        time.sleep(0.01)
+    second = subprocess.Popen(command, **start)
+    waits = second.stdout.readline()
+    go.touch()
+    (*made, length), (*_, same) = (process.communicate(timeout=120)[0].splitlines() for process in (first, second))
+    assert waits == "making tokens of text: 0 MiB are made, by another process of this host\n"
+    assert "making tokens of text: 7 of 7 MiB" in made and length == same
 
 
 PRESET = """
