@@ -70,7 +70,17 @@ def load(
     y, classes, names = _column(rows, label, words)
     if classes is not None and classes > 2**31:
         raise DataError(f"column {label!r} has integers up to {classes - 1}, which are no classes: make them floats")
-    x = np.column_stack([_column(rows, name, words)[0] for name in features]).astype(np.float32)
+    x = np.empty((len(rows), len(features)), np.float32)
+    for i, name in enumerate(features):
+        values = _column(rows, name, words)[0]
+        x[:, i] = values
+        if values.dtype.kind in "iu" and (values != x[:, i]).any():
+            row = int(np.argmax(values != x[:, i]))
+            print(
+                f"column {name!r} has integers that float32, which x is, does not hold, such as {values[row]} in row "
+                f"{row}, which is {x[row, i]:.0f}: of measures that may do, but several names become one",
+                flush=True,
+            )
     y = y.astype(np.float32)[:, None] if classes is None else y.astype(np.int32)
     if not parts[0] or not any(parts[1:]):
         kept, held = order.split(len(y), held_out)
@@ -92,9 +102,11 @@ def _column(rows: Any, name: str, names: tuple[str, ...]) -> tuple[npt.NDArray[A
         missing = int(np.argmax(column.is_null().to_numpy()))
         raise DataError(f"column {name!r} has no value in row {missing}, and {column.null_count - 1} more")
     kind = str(column.type)
-    values = (column.cast("float64") if kind.startswith("decimal") else column).to_numpy()
     if kind.removeprefix("large_") in ("string", "bool") or kind.startswith("dictionary"):
-        words, places = np.unique(values.astype(str), return_inverse=True)
+        column = column.cast(column.type.value_type) if kind.startswith("dictionary") else column
+        chunks = column.dictionary_encode().chunks  # of one dictionary
+        words, ranks = np.unique(chunks[0].dictionary.to_numpy(False).astype(str), return_inverse=True)
+        places = ranks[np.concatenate([chunk.indices.to_numpy() for chunk in chunks])]
         numbers = np.array([_is_number(word) for word in words])
         if numbers.any() and name not in names:  # one '?' makes a column of numbers one of words
             row, other = int(np.argmax(~numbers[places])), words[~numbers]
@@ -104,6 +116,7 @@ def _column(rows: Any, name: str, names: tuple[str, ...]) -> tuple[npt.NDArray[A
                 + f": mend the file, or say words=({name!r},) if they are names"
             )
         return places, len(words), words.tolist()
+    values = (column.cast("float64") if kind.startswith("decimal") else column).to_numpy()
     if values.dtype.kind in "iu":
         return values, int(values.max()) + 1, None
     if values.dtype.kind != "f":

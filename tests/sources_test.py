@@ -432,7 +432,7 @@ def test_a_missing_value_is_told(tmp_path):
         table.load(str(tmp_path), label="b")
 
 
-def test_tables_as_people_have_them(tmp_path):
+def test_tables_as_people_have_them(tmp_path, capsys):
     """Of several files, packed, their columns in another order; a word among numbers makes no words of them."""
     rows = [f"{i},{i % 2}\n" for i in range(10)]
     (tmp_path / "a.csv").write_text("a,y\n" + "".join(rows))
@@ -447,6 +447,11 @@ def test_tables_as_people_have_them(tmp_path):
     assert data.train.arrays[0][:, 0].tolist() == [*range(11)]
     with pytest.raises(DataError, match="column 'y' is the label"):
         table.load(str(tmp_path), label="y", files="a.csv", columns=("a", "y"))
+    assert "integers" not in capsys.readouterr().out
+    (tmp_path / "e.csv").write_text(f"id,up,y\n1,true,1\n{2**24 + 1},false,0\n{2**24},true,1\n")
+    data = table.load(str(tmp_path), label="y", files="e.csv", held_out=0.0)
+    assert data.train.arrays[0].tolist() == [[1, 1], [2**24, 0], [2**24, 1]]
+    assert "does not hold, such as 16777217 in row 1, which is 16777216" in capsys.readouterr().out
     (tmp_path / "d.csv").write_text("a,y\n")
     with pytest.raises(DataError, match="have 0 rows"):
         table.load(str(tmp_path), label="y", files="d.csv")
