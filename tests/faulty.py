@@ -41,7 +41,7 @@ def linear(input_shape):
 
 def unseeded(input_shape, classes):
     model = keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
-    model.set_weights([np.random.default_rng().normal(size=weight.shape) for weight in model.get_weights()])
+    model.set_weights([np.random.default_rng().normal(size=weight.shape) for weight in model.weights])
     return model
 
 

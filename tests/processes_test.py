@@ -166,12 +166,14 @@ def test_processes_that_would_begin_with_other_variables_are_told(tmp_path):
     for index in range(2):
         (host := tmp_path / str(index)).mkdir()
         trainer("--backend=jax", "--steps=10", f"--seed={index}", f"--run_dir={host / 'before'}")
-    for flag, told in {
-        "--model=tests.faulty:unseeded": "begins with other variables in process 1 than in process 0",
-        "--initialize_from=before": "process 1 differs from process 0 in the checkpoint of --initialize_from: 00000010",
+    others = "begins with other variables in process 1 than in process 0"
+    for flags, told in {
+        ("--model=tests.faulty:unseeded",): others,
+        ("--model=tests.faulty:unseeded", "--layout=fsdp"): others,  # each would keep a part of its own
+        ("--initialize_from=before",): "differs from process 0 in the checkpoint of --initialize_from: 00000010",
     }.items():
         cluster = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
-        flags = ("--strategy=device_mesh", "--steps=10", f"--run_dir={tmp_path / 'run'}", flag)
+        flags = ("--strategy=device_mesh", "--steps=10", f"--run_dir={tmp_path / 'run'}", *flags)
         processes = [start(*flags, f"--cluster={i}@{cluster}", cwd=tmp_path / str(i)) for i in range(2)]
         for process in processes:
             _, err = process.communicate(timeout=120)

@@ -134,7 +134,10 @@ class Strategy(abc.ABC):
         return 0.0
 
     def checksums(self) -> list[int]:
-        """A number for each local device's copy of all variables, equal if the copies are; [] where each has one."""
+        """A number for each local device's copy of all variables, equal if the copies are; [] where each has one.
+
+        Where a device has a part of them, before the first step, one for what this process took the parts of.
+        """
         return []
 
     def close(self) -> None:  # noqa: B027

@@ -28,11 +28,11 @@ from trainer.strategies.exact import ExactLoop
 from trainer.strategies.host_values import PINNED, Gathering, OnMesh, assign, copy_by_devices, own_pieces, sum_bits
 from trainer.strategies.jax_arrays import per_device
 from trainer.strategies.jax_step import Leaf, PureStep, summing
-from trainer.strategies.sharded import Placing, ShardedLoop, layout_of, over_replicas
+from trainer.strategies.placing import Placing, layout_of
+from trainer.strategies.sharded import ShardedLoop, over_replicas
 from trainer.sums import Totals, Values
 
 Loop = ExactLoop | FastLoop | ShardedLoop
-_BY_REPLICA = PartitionSpec(None, "data")  # (K, V, ...)
 
 
 def create(config: Config, cluster: Cluster = ALONE, abstract: bool = False) -> "DeviceMesh":
@@ -79,6 +79,7 @@ class DeviceMesh(Strategy):
         self.on_cpu = devices[0].platform == "cpu"
         self._sharded = layout.shards_variables or len(sizes) > 1
         self.mesh = jax.sharding.Mesh(np.array(devices).reshape(*sizes.values()), tuple(sizes))
+        self._by_replica = NamedSharding(self.mesh, PartitionSpec(None, "data"))  # (K, V, ...)
         self._placing = Placing(self.mesh, layout, abstract)
         self._aside = ThreadPoolExecutor(1, "aside")
 
@@ -98,14 +99,12 @@ class DeviceMesh(Strategy):
         return [range(mine[0] * n, (mine[-1] + 1) * n)]
 
     def feed(self, pipeline: Pipeline, first_block: int = 0) -> Iterator[Block]:
-        sharding = NamedSharding(self.mesh, _BY_REPLICA)
-
         def of_all(mine: np.ndarray) -> jax.Array:
             shape = (mine.shape[0], self._program.replicas, *mine.shape[2:])
-            return jax.make_array_from_process_local_data(sharding, mine, shape)
+            return jax.make_array_from_process_local_data(self._by_replica, mine, shape)
 
         def put(block: Block) -> Block:
-            return jax.device_put(block, sharding) if self.cluster.size == 1 else jax.tree.map(of_all, block)
+            return jax.device_put(block, self._by_replica) if self.cluster.size == 1 else jax.tree.map(of_all, block)
 
         blocks = pipeline.blocks(first_block)
         if self.on_cpu:
@@ -157,8 +156,7 @@ class DeviceMesh(Strategy):
           block: jax.ShapeDtypeStructs (K, V, b, ...).
         """
         values = self._state.shapes(placed=True)
-        sharding = NamedSharding(self.mesh, _BY_REPLICA)
-        block = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), block)
+        block = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=self._by_replica), block)
         totals = jax.eval_shape(self._program.objective.no_totals)
         loop = self._sharded_loop(True) if self._sharded else self._fast_loop(True)
         with jax_compiled.told_of_precision():
@@ -205,7 +203,9 @@ class DeviceMesh(Strategy):
         return self._loops[True].exchange(floats)
 
     def checksums(self) -> list[int]:
-        copies = [] if self.layout.shards or self._sharded or self.devices == 1 else per_device(self._state.values())
+        if self.layout.shards or self._sharded:  # which are parts, but of what all have begun with
+            return [] if True in self._loops else [self._placing.given]
+        copies = per_device(self._state.values()) if self.devices > 1 else []
         return [int(sum_bits(values)) for values in copies]
 
     def close(self) -> None:
