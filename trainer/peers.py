@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from trainer.cluster import ALONE, Cluster
 from trainer.errors import HUNG, PEER_LOST, USER_ERROR, UserError
-from trainer.processes.connection import Connection
+from trainer.processes.connection import Connection, send_all
 from trainer.processes.leaving import leave_at_once
 from trainer.processes.meeting import meet, wrong
 
@@ -67,8 +67,7 @@ class Peers:
             self._tell(error)
         self._closed.set()
         faulthandler.cancel_dump_traceback_later()
-        for peer in self._peers.values():
-            peer.send(goodbye=True)
+        send_all(self._peers.values(), goodbye=True)
 
     def gather(self, value: Any) -> list[Any]:
         """The JSON value that each process gave, in their order; all must call it, and wait for each other."""
@@ -78,8 +77,7 @@ class Peers:
             self._peers[0].send(value=value)
             return list(self._from(0))
         values = [value, *(self._from(index) for index in range(1, self.cluster.size))]
-        for peer in self._peers.values():
-            peer.send(value=values)
+        send_all(self._peers.values(), value=values)
         return values
 
     def _from(self, index: int) -> Any:
@@ -174,8 +172,7 @@ class Peers:
 
         Should a call into a framework hold Python's lock, our threads could do nothing. faulthandler's can: it ends us.
         """
-        for peer in self._peers.values():
-            peer.send(beat=self.where)
+        send_all(self._peers.values(), beat=self.where)
         if self._peers:
             faulthandler.dump_traceback_later(self._silence(self.where) + 2 * _BEAT, exit=True, file=self._stderr)
 
@@ -218,8 +215,7 @@ class Peers:
             raise wrong(self.cluster, why, code) from error
 
     def _broadcast(self, **failed: Any) -> None:
-        for peer in self._peers.values():
-            peer.send(failed=failed)
+        send_all(self._peers.values(), failed=failed)
 
     def _end(self, process: int, where: str, why: str, code: int = PEER_LOST) -> NoReturn:
         """Ends this process because of a failure: says which was first, and where this one waited."""

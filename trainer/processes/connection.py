@@ -1,5 +1,6 @@
 """Lines of JSON between two processes, and sockets that say who holds their port."""
 
+import contextlib
 import dataclasses
 import ipaddress
 import json
@@ -8,6 +9,7 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from trainer.errors import UserError
@@ -42,11 +44,11 @@ class Connection:
 
     def send(self, **message: Any) -> None:
         """Sends a line. A broken connection is noticed by who reads."""
-        try:
-            with self._lock:
-                self.socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            pass
+        send_all([self], **message)
+
+    def _send(self, line: bytes) -> None:
+        with contextlib.suppress(OSError), self._lock:
+            self.socket.sendall(line)
 
     def receive(self) -> dict[str, Any] | None:
         """The next line; None at the connection's end."""
@@ -57,6 +59,13 @@ class Connection:
             return None
         self.heard = time.monotonic()
         return message if isinstance(message, dict) else None
+
+
+def send_all(connections: Iterable[Connection], **message: Any) -> None:
+    """Sends a line to each; it is written down once, for it may be of a hundred processes, to as many."""
+    line = json.dumps(message).encode() + b"\n"
+    for connection in connections:
+        connection._send(line)
 
 
 def resolved(host: str) -> tuple[socket.AddressFamily, ipaddress.IPv4Address | ipaddress.IPv6Address]:

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from trainer.cluster import Cluster
 from trainer.errors import PEER_LOST, USER_ERROR, UserError
-from trainer.processes.connection import Connection, listen
+from trainer.processes.connection import Connection, listen, send_all
 
 _LATE = 8.0  # seconds for which those that come late to a meeting that failed are told so
 
@@ -31,12 +31,17 @@ def _wait_for_all(cluster: Cluster, patience: float) -> list[Connection]:
     listening = listen(cluster.bind_host, port, cluster.source)
     found: dict[int, Connection] = {}
     deadline, said = time.monotonic() + patience, time.monotonic()
-    while missing := [i for i in range(1, cluster.size) if i not in found]:
-        names = ", ".join(f"{i} ({cluster.addresses[i]})" if cluster.is_complete else str(i) for i in missing)
+
+    def missing() -> str:
+        names = cluster.addresses if cluster.is_complete else ()
+        left = (i for i in range(1, cluster.size) if i not in found)
+        return ", ".join(f"{i} ({names[i]})" if names else str(i) for i in left)
+
+    while len(found) < cluster.size - 1:
         if time.monotonic() > deadline:
-            raise wrong(cluster, f"process {names} did not come to {host}:{port} in {patience:g}s", PEER_LOST)
+            raise wrong(cluster, f"process {missing()} did not come to {host}:{port} in {patience:g}s", PEER_LOST)
         if time.monotonic() - said > 10:
-            print(f"waiting for process {names} at {host}:{port}", file=sys.stderr, flush=True)
+            print(f"waiting for process {missing()} at {host}:{port}", file=sys.stderr, flush=True)
             said = time.monotonic()
         listening.settimeout(1.0)
         try:
@@ -59,15 +64,13 @@ def _wait_for_all(cluster: Cluster, patience: float) -> list[Connection]:
         connection.settimeout(None)
         found[peer.index] = peer
     listening.close()
-    for peer in found.values():
-        peer.send(welcome=True)
+    send_all(found.values(), welcome=True)
     return list(found.values())
 
 
 def _refuse(cluster: Cluster, found: list[Connection], listening: socket.socket, reason: str) -> NoReturn:
     """Sends all away: those that are there, and those that come in the next seconds."""
-    for peer in found:
-        peer.send(refused=reason)
+    send_all(found, refused=reason)
     deadline = time.monotonic() + _LATE
     while len(found) < cluster.size - 1 and (left := deadline - time.monotonic()) > 0:
         listening.settimeout(left)
