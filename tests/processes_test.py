@@ -181,6 +181,38 @@ def test_processes_that_would_begin_with_other_variables_are_told(tmp_path):
         shutil.rmtree(tmp_path / "run")
 
 
+MEMBER = """
+import sys
+import time
+
+from trainer.cluster import Cluster
+from trainer.peers import Peers
+
+index, *addresses = sys.argv[1:]
+with Peers(Cluster(tuple(addresses), int(index), "a test"), 120.0) as peers:
+    peers.all_started()
+    for turn in range(3):
+        assert peers.gather([turn, peers.cluster.index]) == [[turn, i] for i in range(len(addresses))]
+    print("met", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_forty_processes_meet_and_one_dies():
+    """As processes of a run do, without a backend: all learn at once which was lost."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(40)]
+    command, pipes = [sys.executable, "-c", MEMBER], {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    members = [
+        subprocess.Popen([*command, str(i), *addresses], env=environment(), text=True, **pipes) for i in range(40)
+    ]
+    assert all(member.stdout.readline() == "met\n" for member in members)
+    members[17].kill()
+    begin = time.monotonic()
+    told = [member.communicate(timeout=60)[1] for member in members]
+    assert time.monotonic() - begin < 10 and [member.returncode for member in members] == [69] * 17 + [-9] + [69] * 22
+    assert all("process 17 failed first" in words for i, words in enumerate(told) if i != 17)
+
+
 def test_processes_share_the_cores_of_their_host(tmp_path):
     """To read data by; but where a scheduler has given each its own, it has these."""
     flags = ("--strategy=device_mesh", "--replicas=2", "--steps=5", "--dataset=tests.faulty:says_cores")
