@@ -95,7 +95,13 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
         if source is None and name != "train":
             continue
         if not isinstance(source, Source):
-            raise DataError(f"its {name!r} is {source!r}, which has no length and neither read(ids) nor [id]")
+            words = f"its {name!r} is {source!r}, which has no length and neither read(ids) nor [id]"
+            if hasattr(source, "__iter__"):
+                words += (
+                    ", and so no place to go on from: give what it reads from, such as a DataLoader's dataset, or "
+                    "grain's MapDataset before .to_iter_dataset()"
+                )
+            raise DataError(words)
         try:
             if not len(source):
                 raise DataError(f"its {name!r} is empty (0 examples)")
