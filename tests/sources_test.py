@@ -1145,7 +1145,7 @@ def test_what_is_sparse_or_ragged_is_no_array():
             prepare(given, 0).facts()
     with pytest.raises(DataError, match="'train' is a Endless, which has no length: is ambiguous"):
         prepare(Endless(), 0)
-    with pytest.raises(DataError, match="'train' is <list_iterator .* no place to go on from: give what it reads from"):
+    with pytest.raises(DataError, match=r"'train' is <list_iterator .* no place to go on from: give what it reads"):
         prepare({"train": iter([(X[0], Y[0])])}, 0)
 
 

@@ -116,7 +116,7 @@ class Program:
         """Whether the optimizer scales the loss, and skips steps whose gradients overflow by it."""
         return hasattr(self.optimizer, "dynamic_scale")
 
-    @property
+    @functools.cached_property  # for it takes milliseconds where there are thousands, each of which asks for it
     def variables(self) -> dict[str, keras.Variable]:
         """All variables of the run by path: the model's and the optimizer's, without seed generators."""
         own = [*self.model.trainable_variables, *self.objective.state_variables]

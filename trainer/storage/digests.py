@@ -55,7 +55,7 @@ class Once:
 
 def _memory(values: np.ndarray) -> tuple[int, int]:
     """(address, bytes)."""
-    return values.ctypes.data, values.nbytes
+    return values.__array_interface__["data"][0], values.nbytes  # values.ctypes takes 20 times as long
 
 
 def _buffer(values: np.ndarray) -> memoryview:

@@ -1,6 +1,8 @@
 """Keras's own file of weights, written from values on the host."""
 
 import bisect
+import contextlib
+import functools
 import pathlib
 import urllib.parse
 from collections.abc import Callable
@@ -9,7 +11,6 @@ from unittest import mock
 
 import keras
 import numpy as np
-from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.saving import saving_lib
 
@@ -19,6 +20,9 @@ from trainer.storage.digests import Region
 from trainer.storage.hdf5_file import File, datasets
 
 _AS_THEY_ARE = "onecurve"  # where variables are that Keras saves something else for
+# Keras makes a layer for each that it saves, to see what attributes all have: it looks for what it saw under another
+# name than it keeps it by (3.15).
+_attributes_of_all = functools.cache(saving_lib.get_attr_skipset)
 
 
 def write_weights(
@@ -43,22 +47,23 @@ def write_weights(
     """
     with File(path, digest) as file:
         store = _Store(file, mode="w")
-        # Keras makes an optimizer to see what attributes it has, which it may not in the scope; and looks for
-        # what it saw under another name than it keeps it by (3.15).
-        seen = saving_lib.get_attr_skipset("Optimizer")
-        global_state.set_global_attribute("saving_attr_skiplist_Optimizer", seen)
+        _attributes_of_all("Optimizer")  # for which it makes one, as it may not in the scope
         variables = program.variables
         scope = keras.StatelessScope()
         # Not by the scope's argument, of which it would make tensors, and copies where memory is not aligned.
         scope.state_mapping = {id(variables[name]): value for name, value in values.items()}
         uncopied = mock.patch.object(keras.Variable, "numpy", _without_a_copy(keras.Variable.numpy))
-        with keras.device("cpu"), uncopied, scope:
+        with keras.device("cpu"), uncopied, _looked_at_once(), scope:
             saving_lib._save_state(program.model, store, None, "", set())
         entry = store.make(_AS_THEY_ARE)
         for name in _transformed(program):
             entry[urllib.parse.quote(name, safe="")] = values[name]
         store.close()
     return file.arrays
+
+
+def _looked_at_once() -> contextlib.AbstractContextManager[Any]:
+    return mock.patch.object(saving_lib, "get_attr_skipset", _attributes_of_all)
 
 
 def _without_a_copy(numpy: Callable[[keras.Variable], np.ndarray]) -> Callable[[keras.Variable], np.ndarray]:
@@ -88,7 +93,7 @@ def read_weights(
             arrived(paths[id(variable)], variable)
         return result
 
-    with mock.patch.object(keras.Variable, "assign", assign_and_tell):
+    with mock.patch.object(keras.Variable, "assign", assign_and_tell), _looked_at_once():
         store = _Store(path, mode="r")
         saving_lib._load_state(program.model, store, None, "", visited_saveables=set())
         entry = store.get(_AS_THEY_ARE)
