@@ -219,15 +219,15 @@ class DeviceMesh(Strategy):
         if self._sharded:
             return self._sharded_loop(training)
         leaf = self._step.leaf(training)
-        traced = jax.make_jaxpr(leaf)(*self._of_replica(block))
-        # XLA's CPU compiler takes its fast convolutions in a program's entry only: in loops they are 10 times slower.
-        slow = self.on_cpu and jax_flops.convolves(traced)
-        if slow and self.layout.shards:
-            return self._sharded_loop(training)
-        if slow or self._exact:
-            return ExactLoop(*self._parts(leaf, training)[:5])
-        n = self._program.replicas // self.devices
-        return self._fast_loop(training, apart=not self.on_cpu and jax_flops.are_long(traced, n))
+        if not self._exact:
+            traced = jax.make_jaxpr(leaf)(*self._of_replica(block))
+            # XLA's CPU compiler has fast convolutions in a program's entry only: in loops they are 10 times slower.
+            if not (self.on_cpu and jax_flops.convolves(traced)):
+                n = self._program.replicas // self.devices
+                return self._fast_loop(training, apart=not self.on_cpu and jax_flops.are_long(traced, n))
+            if self.layout.shards:
+                return self._sharded_loop(training)
+        return ExactLoop(*self._parts(leaf, training)[:5])
 
     def _of_replica(self, block: Block) -> tuple[Values, Batch]:
         """The shapes of what a replica's part of a step takes, of a block or its spec."""
