@@ -83,6 +83,7 @@ import os
 
 for name in ("sched_getaffinity", "posix_fallocate"):
     delattr(os, name)
+os.process_cpu_count = os.cpu_count  # of Python 3.13, which would ask the former
 
 
 class CDLL(ctypes.CDLL):
