@@ -146,6 +146,26 @@ def test_a_crash_and_the_time_until_the_next_start_are_accounted_for(tmp_path):
     assert page.read_text().count("<td>broke off") == 2 and not (tmp_path / "summary.json").exists()
 
 
+def test_a_log_is_gone_on_with_where_it_is_whole_and_drawn_by_what_can_be_seen_of_it(tmp_path):
+    flags = ("--backend=jax", "--model=dense", "--log_every=1", "--steps=20", f"--run_dir={tmp_path}")
+    trainer(*flags)
+    log = tmp_path / "metrics.jsonl"
+    whole = log.read_bytes()
+    last = whole.splitlines(keepends=True)[-1]
+    for more in (last.replace(b'"step": 20', b'"step": 21') + last[:30], bytes(4096) + last):
+        log.write_bytes(whole + more)
+        trainer(*flags)
+        assert log.read_bytes() == whole
+    record = json.loads(last)
+    losses = {step: 7.25 if step == 70_007 else 1 / step for step in range(1, 100_000)}
+    log.write_text("".join(json.dumps({**record, "step": step, "loss": loss}) + "\n" for step, loss in losses.items()))
+    trainer("report", f"--run_dir={tmp_path}")
+    page = (tmp_path / "report.html").read_text()
+    assert len(page) < 150_000 and '<text x="2" y="18">7.25</text>' in page  # and not 30 bytes for each step
+    curve = page.partition("<figcaption>loss")[2].partition("points=")[2]
+    assert f",{15:.1f} " in curve.partition("<title>")[0]  # the one spike
+
+
 @pytest.fixture
 def slow_cpu():
     """A container that gets a fifth of a processor."""

@@ -1,7 +1,9 @@
 """The verb report: a run on one page of HTML that needs nothing else: what it is, its curves, where its time went."""
 
 import html
+import itertools
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -125,7 +127,7 @@ def _figure(name: str, curves: Mapping[str, Sequence[Point]]) -> str:
 
     drawn = "".join(
         f'<polyline fill="none" stroke="{_COLOURS[prefix]}" stroke-width="1.5" points="'
-        + " ".join(place(point) for point in curve if math.isfinite(point[1]))
+        + " ".join(map(place, _seen([point for point in curve if math.isfinite(point[1])])))
         + f'"><title>{prefix}{name}</title></polyline>'
         for prefix, curve in curves.items()
     )
@@ -137,6 +139,16 @@ def _figure(name: str, curves: Mapping[str, Sequence[Point]]) -> str:
     caption = html.escape(name.replace("_", " ")) + (" (orange: validation)" if "val_" in curves else "")
     svg = f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img">{drawn}{labels}</svg>'
     return f"<figure><figcaption>{caption}</figcaption>{svg}</figure>"
+
+
+def _seen(curve: Sequence[Point]) -> Iterable[Point]:
+    """Of a long curve, what can be seen of it: the lowest and the highest point of each of as many parts as pixels."""
+    if len(curve) <= 4 * _WIDTH:
+        return curve
+    cuts = [len(curve) * i // _WIDTH for i in range(_WIDTH + 1)]
+    parts = [curve[begin:end] for begin, end in itertools.pairwise(cuts)]
+    ends = [(min(part, key=operator.itemgetter(1)), max(part, key=operator.itemgetter(1))) for part in parts]
+    return [point for pair in ends for point in sorted(pair)]
 
 
 def _bars(seconds: Mapping[str, float]) -> str:

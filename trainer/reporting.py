@@ -1,7 +1,6 @@
 """What a person sees: print-outs, the progress line, metrics.jsonl, and TensorBoard's files. One writer."""
 
 import math
-import os
 import pathlib
 import shutil
 import sys
@@ -19,7 +18,7 @@ from trainer.monitoring.ledger import OTHERS_DATA, Ledger
 from trainer.monitoring.readable import NOT_METRICS, duration, words
 from trainer.monitoring.verdict import Verdict
 from trainer.run_directory import RunDirectory
-from trainer.storage.append import Appender, encoded, records
+from trainer.storage.append import Appender, encoded, record_of
 
 _DATA = ("data", OTHERS_DATA)
 _BEFORE_VERDICT = 30.0  # seconds of training, before which a start is not typical
@@ -196,13 +195,13 @@ def _continued(path: pathlib.Path, step: int) -> tuple[Appender, dict[str, float
 
     Later ones will be written again.
     """
-    known = path.read_bytes() if path.exists() else b""
-    found = list(records(path)) if known else []
-    later = next((i for i, record in enumerate(found) if record.get("step", math.inf) > step), len(found))
-    last: dict[str, float] = next((record for record in reversed(found[:later]) if "loss" in record), {})
-    kept = b"".join(line + b"\n" for line in known.splitlines()[:later])
-    if kept != known:
-        temporary = path.with_name(f".{path.name}")
-        temporary.write_bytes(kept)
-        os.replace(temporary, path)
+    end, last = 0, dict[str, float]()
+    if path.exists():
+        with open(path, "r+b") as file:
+            for line in file:
+                record = record_of(line) if line.endswith(b"\n") else None
+                if record is None or record.get("step", math.inf) > step:
+                    break
+                end, last = end + len(line), record if "loss" in record else last
+            file.truncate(end)
     return Appender(path), {name: value for name, value in last.items() if name not in NOT_METRICS}

@@ -1,5 +1,6 @@
 """Records as JSON, and files that grow by them, each of which is there whole or not at all."""
 
+import itertools
 import json
 import math
 import os
@@ -14,16 +15,17 @@ def records(path: pathlib.Path) -> list[dict[str, Any]]:
 
     A process that is writing may have got no further, and a disk that lost its power may leave anything.
     """
-    found = []
-    for line in path.read_bytes().splitlines():
-        try:
-            record = decoded(line)
-        except ValueError:
-            break
-        if not isinstance(record, dict):
-            break
-        found.append(record)
-    return found
+    with open(path, "rb") as file:
+        return list(itertools.takewhile(lambda record: record is not None, map(record_of, file)))
+
+
+def record_of(line: bytes) -> Any:
+    """The record, a dict, that a line is; None if it is none, or not whole."""
+    try:
+        record = decoded(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def encoded(record: Mapping[str, Any], indent: int | None = None) -> str:
@@ -49,7 +51,8 @@ def decoded(text: str | bytes) -> Any:
     Raises:
       ValueError: it is no JSON.
     """
-    return json.loads(text, object_hook=_with_nan)
+    nulls = b"null" in text if isinstance(text, bytes) else "null" in text
+    return json.loads(text, object_hook=_with_nan if nulls else None)  # which takes four times as long
 
 
 class Appender:
