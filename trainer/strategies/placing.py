@@ -131,6 +131,8 @@ class Placing(Distribution):
         return initialize
 
     def _noting(self, assign: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        """Keras's way to give a variable a value, of which note is taken: each process may keep another part of it."""
+
         def noting(variable: Any, value: Any) -> None:
             self._note(value)
             assign(variable, value)
@@ -138,7 +140,7 @@ class Placing(Distribution):
         return noting
 
     def _note(self, value: Any) -> None:
-        if getattr(value, "is_fully_addressable", True):
+        if not isinstance(value, jax.core.Tracer) and getattr(value, "is_fully_addressable", True):
             self.given = google_crc32c.extend(self.given, np.ascontiguousarray(value).view(np.uint8))
 
 
