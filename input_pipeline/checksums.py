@@ -42,7 +42,8 @@ class Checked:
         begins, ends = first // self._rows, last // self._rows
         unseen = np.concatenate([[0], np.cumsum(~self._good)])
         new = unseen[ends + 1] > unseen[begins]
-        for begin, end in set(zip(begins[new].tolist(), ends[new].tolist(), strict=True)):
+        for ranges in np.unique(begins[new] * len(self._sums) + ends[new]).tolist():  # a number for both, sorted fast
+            begin, end = divmod(ranges, len(self._sums))
             for block in range(begin, end + 1):
                 self._check(block)
 
