@@ -117,11 +117,11 @@ class Placing(Distribution):
 
     def _initializing_in_parts(self) -> Callable[[Any, Any], None]:
         """What is made on the host goes to each device in its part; all else is made there."""
-        kerass = keras_jax.JaxVariable._initialize_with_initializer
+        initialize_by_keras = keras_jax.JaxVariable._initialize_with_initializer
 
         def initialize(variable: Any, initializer: Any) -> None:
             if not isinstance(initializer, RandomInitializer | keras.initializers.Ones | keras.initializers.Zeros):
-                kerass(variable, initializer)
+                initialize_by_keras(variable, initializer)
                 return
             variable._initialize_layout()
             values = np.asarray(initializer(variable._shape, dtype=variable._dtype))
