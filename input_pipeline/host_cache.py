@@ -19,3 +19,9 @@ def directory() -> pathlib.Path:
     except (OSError, RuntimeError) as error:  # also of a user without a home
         raise DataError(f"data can't be kept in {place} ({error}): set XDG_CACHE_HOME to another directory") from None
     return found
+
+
+def state(path: pathlib.Path) -> list[int]:
+    """By which a file is known to be another than the one that something was made of."""
+    facts = path.stat()
+    return [facts.st_size, facts.st_mtime_ns]

@@ -39,7 +39,7 @@ class Windows:
 
     def read(self, ids: npt.NDArray[np.int64]) -> Example:
         x, after = gather(self._windows, ids).astype(np.int32), self._next[ids]
-        if self._checked:
+        if self._checked is not None:
             first = self._begin + ids * self._context
             self._checked.check(first, first + self._context)
         return x, np.column_stack([x[:, 1:], after])

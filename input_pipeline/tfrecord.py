@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from input_pipeline import lengthy
+from input_pipeline.host_cache import state
 from input_pipeline.source import DataError
 
 _FRAME = struct.Struct("<QI")  # length of the record, and the masked checksum of the length
@@ -93,7 +94,7 @@ def _kept(path: pathlib.Path) -> _Index | None:
     """A file's index, if it was made, and the file is as it was."""
     try:
         known = json.loads(_beside(path).read_text())
-        if known["state"] == _state(path):
+        if known["state"] == state(path):
             return np.array(known["records"], np.int64).reshape(-1, 2), known["bad"]
     except (OSError, ValueError, KeyError):
         pass
@@ -112,10 +113,10 @@ def _made(path: pathlib.Path) -> _Index | None:
                 pass  # a file system without locks
             if (index := _kept(path)) is not None:
                 return index
-        state, (found, damaged) = _state(path), scan(path)
+        before, (found, damaged) = state(path), scan(path)
         try:
             temporary = path.with_name(f"{_beside(path).name}.part")
-            temporary.write_text(json.dumps({"state": state, "bad": damaged, "records": found}))
+            temporary.write_text(json.dumps({"state": before, "bad": damaged, "records": found}))
             temporary.replace(_beside(path))
         except OSError:
             pass  # a directory that may not be written: the next start scans again
@@ -124,11 +125,6 @@ def _made(path: pathlib.Path) -> _Index | None:
 
 def _beside(path: pathlib.Path) -> pathlib.Path:
     return path.with_name(f".{path.name}.index.json")
-
-
-def _state(path: pathlib.Path) -> list[int]:
-    facts = path.stat()
-    return [facts.st_size, facts.st_mtime_ns]
 
 
 def scan(path: pathlib.Path) -> tuple[list[tuple[int, int]], list[str]]:

@@ -1,5 +1,6 @@
 """Tokens of texts, made once by one process of a host, and kept in a file for the others and for later starts."""
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -63,32 +64,28 @@ def encoded(encoder: Encoder, paths: Sequence[pathlib.Path]) -> Checked:
     names = json.dumps([encoder.version, [str(path.absolute()) for path in paths]])
     whole = host_cache.directory() / f"{hashlib.sha256(names.encode()).hexdigest()[:16]}.tokens"
     part = whole.with_suffix(".part")
-    texts = hashlib.sha256(json.dumps([names, [state(path) for path in paths]]).encode()).hexdigest()
+    texts = hashlib.sha256(json.dumps([names, [host_cache.state(path) for path in paths]]).encode()).hexdigest()
 
     def made() -> str:
-        return f"making tokens of text: {part.stat().st_size >> 20 if part.exists() else 0:,} MiB are made"
+        with contextlib.suppress(OSError):  # it has just got its name
+            return f"making tokens of text: {part.stat().st_size >> 20:,} MiB are made"
+        return "making tokens of text"
 
-    if found := _kept(whole, texts, encoder):
-        return found
-    with lengthy.alone(whole.with_suffix(".lock"), made):
-        if found := _kept(whole, texts, encoder):  # another process has made them meanwhile
-            return found
-        try:
-            _make(part, texts, encoder, paths)
-            os.replace(part, whole)
-        except OSError as error:
-            raise DataError(
-                f"tokens can't be kept in {part} ({error}): set XDG_CACHE_HOME to a directory with room for them"
-            ) from None
     found = _kept(whole, texts, encoder)
-    assert found
+    if found is None:
+        with lengthy.alone(whole.with_suffix(".lock"), made):
+            found = _kept(whole, texts, encoder)  # another process may have made them meanwhile
+            if found is None:
+                try:
+                    _make(part, texts, encoder, paths)
+                    os.replace(part, whole)
+                except OSError as error:
+                    raise DataError(
+                        f"tokens can't be kept in {part} ({error}): set XDG_CACHE_HOME to a place with room for them"
+                    ) from None
+                found = _kept(whole, texts, encoder)
+    assert found is not None
     return found
-
-
-def state(path: pathlib.Path) -> list[int]:
-    """By which a file is known to be another than before."""
-    facts = path.stat()
-    return [facts.st_size, facts.st_mtime_ns]
 
 
 def _kept(path: pathlib.Path, texts: str, encoder: Encoder) -> Checked | None:

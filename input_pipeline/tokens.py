@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from input_pipeline import lengthy, token_file
+from input_pipeline import host_cache, lengthy, token_file
 from input_pipeline.checksums import Checked
 from input_pipeline.source import DataError
 from input_pipeline.token_file import Encoder
@@ -57,7 +57,9 @@ def _bytes(paths: Sequence[pathlib.Path]) -> npt.NDArray[np.uint8]:
         with open(path, "rb") as file:
             for begin in range(end - 1 - size, end - 1, _READ):
                 lengthy.tell(f"reading text: {begin >> 20:,} of {len(joined) >> 20:,} MiB")
-                file.readinto(view[begin : min(begin + _READ, end - 1)])
+                part = view[begin : min(begin + _READ, end - 1)]
+                if file.readinto(part) != len(part):
+                    raise DataError(f"{path} has become shorter while it was read")
     return joined
 
 
@@ -89,7 +91,7 @@ def _keras_hub(path: pathlib.Path) -> Tokens:
         model = keras_hub.tokenizers.Tokenizer.from_preset(str(path))
     except (OSError, ValueError) as error:
         raise DataError(f"tokenizer '{path}' is no preset of KerasHub: {error}") from None
-    version = [[str(p.relative_to(path)), *token_file.state(p)] for p in sorted(path.rglob("*")) if p.is_file()]
+    version = [[str(p.relative_to(path)), *host_cache.state(p)] for p in sorted(path.rglob("*")) if p.is_file()]
     encoder = Encoder(model.tokenize, model.vocabulary_size(), getattr(model, "end_token_id", None), version)
     return _by(encoder, model.detokenize)
 

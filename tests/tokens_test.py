@@ -36,6 +36,10 @@ def test_tokens_of_a_sentencepiece_model(tmp_path):
     assert (x.ravel()[1:] == y.ravel()[:-1]).all() and x.dtype == np.int32 and x.max() < 32
     assert loaded.decode and "through any failure" in loaded.decode(x.ravel())
     assert "said 1" in loaded.decode(x.ravel()) and "said 0" not in loaded.decode(x.ravel())  # which is held out
+    (tmp_path / "empty").write_text("")
+    sentencepiece.SentencePieceTrainer.train(input=given, model_prefix=tmp_path / "endless", vocab_size=32, eos_id=-1)
+    with pytest.raises(DataError, match="fewer tokens than context=16"):  # it has none at all
+        text.load(str(tmp_path / "empty"), context=16, tokenizer=str(tmp_path / "endless.model"))
     with pytest.raises(DataError, match="no model of SentencePiece"):
         text.load(str(tmp_path), "*.txt", tokenizer=str(files[0]))
 
