@@ -49,7 +49,7 @@ def parse(spec: str, flag: str) -> tuple[str, str, dict[str, Any]]:
             flag,
             spec,
             "its arguments are not of the form (argument=value, ...) with literal values",
-            f"for example --{flag}='{target}(units=256)'",
+            f"write --{flag}='{target}(argument=value)', each with its name, a value such as 0.1, 'relu' or (2, 3)",
         ) from None
     return module, attribute, arguments
 
