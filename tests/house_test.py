@@ -22,8 +22,8 @@ FLOORS = {"input_pipeline.cgroups": 0, "input_pipeline": 1} | {
             """,
             "loading",
             """
-            callbacks checkpoint guard models monitoring.board objective optimizers program prometheus recovery
-            reporting step storage sums
+            callbacks checkpoint guard last_bits models monitoring.board objective optimizers program prometheus
+            recovery reporting step storage sums
             """,
             "assembly copies strategies",
             """

@@ -37,6 +37,13 @@ def wrapped(input_shape, classes):
 def mixing(input_shape, classes): return net([Center(name="center")], input_shape, classes)
 def noisy(input_shape, classes): return net([Noise(name="noise")], input_shape, classes)
 
+class Chaos(layers.Layer):
+    def call(self, x):
+        x = ops.sigmoid(x)
+        for _ in range(7): x = 4 * x * (1 - x)  # the logistic map doubles what is apart
+        return x
+def chaotic(input_shape, classes): return net([Chaos()], input_shape, classes)
+
 def scaled(input_shape, classes):
     model = net([], input_shape, classes)
     def loss(y, p):
@@ -158,6 +165,29 @@ def test_a_row_that_did_not_run_is_not_taken_for_one_of_other_bits():
     assert "did not run" in verify.likely_cause([twice])
     twice.losses = [1.0]
     assert "not deterministic" in verify.likely_cause([twice])
+
+
+@pytest.mark.long
+def test_a_model_that_amplifies_rounding_is_held_to_what_rounding_comes_to(here):
+    flags = ("--model=planted:chaotic", "--learning_rate=0.01", "--replicas=2")
+    text = trainer("verify", *flags, cwd=here).stdout
+    assert "it holds" in text and "last bits moved" in text and "ok: within 10 times what rounding comes to" in text
+
+
+def test_more_than_rounding_comes_to_is_a_failure():
+    def row(name: str, apart: list[float]) -> verify_rows.Row:
+        return verify_rows.Row(name, "jax", 1, 4, "one", False, 1e-4, apart=apart, verdict="FAIL: not within 0.0001")
+
+    moved = row("moved", [1e-7, 4e-4, 2e-4])
+    at_once, later, too_far = (
+        row("at once", [1e-3, 2e-3, 0]),
+        row("later", [1e-6, 2e-3, 3e-3]),
+        row("never", [0, 0, 5e-3]),
+    )
+    verify_rows.judge_by(moved, [at_once, later, too_far])
+    assert [r.verdict.startswith("ok") for r in (at_once, later, too_far)] == [False, True, False]
+    verify_rows.judge_by(verify_rows.Row("did not run", "jax", 1, 4), [at_once])
+    assert at_once.verdict.startswith("FAIL")
 
 
 def test_rows_that_are_compared_run_on_one_kind_of_chip():

@@ -1,0 +1,21 @@
+"""Weights moved in their last bits: what rounding alone comes to in the curve of a model."""
+
+from typing import Any
+
+import keras
+import ml_dtypes
+import numpy as np
+
+_ULPS = 8  # by which a weight is moved at most: sums of 64 numbers, of other orders, are as far apart
+
+
+class Moved(keras.callbacks.Callback):
+    """Moves each weight up or down, as far as a fixed seed draws, before the first step."""
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Moves them."""
+        generator = np.random.default_rng(0)
+        for variable in self.model.trainable_variables:
+            weights = keras.ops.convert_to_numpy(variable)
+            by = _ULPS * float(ml_dtypes.finfo(weights.dtype).eps) * generator.uniform(-1, 1, weights.shape)
+            variable.assign((weights.astype(np.float64) * (1 + by)).astype(weights.dtype))
