@@ -1,13 +1,13 @@
 """python -m trainer [verb] --flag=value ...: verb and flags -> Config -> backend -> the verb's run(config).
 
-train: a run, or what is left of it; where no verb is named
-evaluate RUN, export RUN: its metrics on the test; a SavedModel and a .keras file
-checkpoints RUN, audit RUN, report RUN: what was saved, which examples were used, all of it on a page
-diff RUN RUN: the first step at which two part, and what differed first
-explain: what a run would hold, move and compute on each device
-probe, verify, drill: what in a model could break the one curve; whether it does; whether it survives faults
-doctor: who this process takes itself for, and whether its surroundings are in order
-input: how fast the data come, beside what this machine can do
+train: starts a run, or continues it; the default
+evaluate RUN, export RUN: its metrics on the test set; a SavedModel and a .keras file
+checkpoints RUN, audit RUN, report RUN: what was saved; which examples were used; all of it on one page
+diff RUN RUN: the first step at which two runs part, and what differed first
+explain: what a run would hold, move and compute on each device, without running it
+probe, verify, drill: what in a model could break the one curve; whether it does; whether a run survives faults
+doctor: which process of which cluster this is, and whether its environment is in order
+input: how fast the data arrive, next to what this machine can do
 """
 
 import contextlib

@@ -42,21 +42,21 @@ class Config:
     )
     devices: int = _flag(
         0,
-        "Number of devices; virtual CPU devices where fewer real ones are there. "
+        "Number of devices; virtual CPU devices stand in if there are fewer real ones. "
         "0: all accelerators of this machine, or one CPU.",
     )
-    mesh: str = _flag("", "Axes of the device mesh, for example data=2,model=4. Default: data alone, --devices long.")
+    mesh: str = _flag("", "Axes of the device mesh, for example data=2,model=4. Default: data alone, of all devices.")
     layout: str = _flag(
         "replicated",
-        "Where variables lie on the mesh: replicated, zero1, fsdp, a layout of the model's such as megatron, several "
+        "Where variables lie on the mesh: replicated, zero1, fsdp, a layout of the model such as megatron, several "
         "joined by +, a JSON list of [regex, axes], or my_pkg.my_module:rules.",
     )
     cluster: str = _flag(
         "",
-        "The processes, and which of them this is: 1@host:port,host:port, or 1/2@host:port with process 0's address "
-        "alone. Default: what the environment says.",
+        "All processes and the number of this one: 1@host:port,host:port, or 1/2@host:port with the address of process "
+        "0 alone. Default: from the environment.",
     )
-    hang_after: str = _flag("10min", "Time without any progress after which a process ends and shows where it hung.")
+    hang_after: str = _flag("10min", "Time without progress after which a process exits and shows where it hung.")
     # What it computes: the run's definition.
     model: str = _flag("mlp", "Model: name(arg=value) or my_pkg.my_module:build(arg=value).")
     dataset: str = _flag("digits", "Dataset: name(arg=value) or my_pkg.my_module:load(arg=value).")
@@ -80,47 +80,51 @@ class Config:
     global_batch: int = _flag(64, "Examples per step, over all devices.")
     replicas: int = _flag(
         0,
-        "Logical replicas that share a global batch; more than devices accumulates gradients. "
+        "Logical replicas that share a global batch; more of them than devices means gradient accumulation. "
         "0: the devices of the first launch, recorded with the run.",
     )
     exact: bool = _flag(
         False,
         "Equal bits for every number of devices that divides --replicas, on accelerators too. Virtual CPU "
-        "devices add in that order anyhow.",
+        "devices always add in that order.",
     )
-    steps: int = _flag(-1, "Steps of the whole run. -1: by --epochs.")
-    epochs: float = _flag(0.0, "Passes over the training examples. 0: by --steps; 15 if neither is given.")
+    steps: int = _flag(-1, "Steps of the whole run. -1: see --epochs.")
+    epochs: float = _flag(0.0, "Passes over the training examples. 0: see --steps; 15 if neither is given.")
     initialize_from: str = _flag(
         "", "Run directory or checkpoint whose model variables the run starts from, at step 0."
     )
-    # When: an interval is 100 (steps), 1epoch, 10min or never.
-    log_every: str = _flag("100", "Interval between lines of metrics.jsonl and TensorBoard points.")
-    evaluate_every: str = _flag("1epoch", "Interval between evaluations.")
-    save_every: str = _flag("1epoch", "Interval between checkpoints; the end is always saved.")
-    keep: int = _flag(3, "Number of newest checkpoints kept, beside the best one.")
-    keep_every: str = _flag("never", "Interval between checkpoints that are kept for ever.")
+    # When: an interval is of these forms.
+    log_every: str = _flag(
+        "100", "Interval between lines of metrics.jsonl and TensorBoard points: 100 (steps), 1epoch, 10min or never."
+    )
+    evaluate_every: str = _flag("1epoch", "Interval between evaluations: 100 (steps), 1epoch, 10min or never.")
+    save_every: str = _flag(
+        "1epoch", "Interval between checkpoints: 100 (steps), 1epoch, 10min or never; the end is always saved."
+    )
+    keep: int = _flag(3, "Number of newest checkpoints to keep, besides the best one.")
+    keep_every: str = _flag("never", "Interval between checkpoints that are never deleted: 1000 (steps), 10epoch.")
     profile_steps: str = _flag("", "Steps first,last between which a profiler trace is written.")
-    device_memory: str = _flag("", "What `explain` takes a device to hold, for example 80GiB.")
+    device_memory: str = _flag("", "Memory of a device that `explain` assumes, for example 80GiB.")
     predict: str = _flag(
         "",
-        "What `explain` takes the devices to be: bandwidth,latency,speed of each, such as 45GB/s,10us,400TFLOP/s; "
-        "perhaps what all read data from, 2Mexamples/s, and hours between a device's failures, 50000h. It then prints "
-        "how long a step would take on 1 to 4,096 of them, and what saves and failures leave of it.",
+        "Hardware that `explain` assumes: bandwidth, latency and speed of a device, such as 45GB/s,10us,400TFLOP/s; "
+        "optionally the rate of the store that all read from, 2Mexamples/s, and hours between failures of a device, "
+        "50000h. It then predicts the time of a step on 1 to 4,096 devices, and what saves and failures cost.",
     )
-    price_per_device_hour: float = _flag(0.0, "What a device costs for an hour, for the sum at the end of a run.")
+    price_per_device_hour: float = _flag(0.0, "Price of a device for an hour, for the cost of the run at its end.")
     # With what.
     on_nan: str = _flag(
         "stop",
-        "What becomes of a loss that is not finite: stop; skip that step; or rollback to the last checkpoint, and on "
-        "after the steps at fault. stop(spike=5) and rollback(spike=5): of one 5 times the median of the log, too.",
+        "What to do about a loss that is not finite: stop; skip that step; or rollback to the last checkpoint, and "
+        "continue past the steps at fault. stop(spike=5), rollback(spike=5): also about 5 times the median of the log.",
     )
-    run_dir: str = _flag("", "Directory of everything of the run; the same command continues it. Default: runs/<name>.")
+    run_dir: str = _flag("", "Directory for all files of the run; the same command continues it. Default: runs/<name>.")
     remat: bool = _flag(
         False,
-        "Keep fewer activations and compute them again in the backward pass, where the model's build takes remat.",
+        "Keep fewer activations and recompute them in the backward pass, if the model's build takes remat.",
     )
-    cache: str = _flag("none", "Where decoded examples are kept: none, memory, or a file's path.")
-    prefetch: int = _flag(2, "Blocks of steps that the input pipeline reads ahead, and at once.")
+    cache: str = _flag("none", "Where to keep decoded examples: none, memory, or a file's path.")
+    prefetch: int = _flag(2, "Blocks of steps that the input pipeline reads ahead, in parallel.")
     callbacks: tuple[str, ...] = _flag(
         (), "Keras callbacks, repeatable: EarlyStopping(patience=3) or my_pkg.my_module:make(arg=value)."
     )
