@@ -1,6 +1,7 @@
 """The command line in the forms that people give it, in their locales, and to the launcher."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from tests.running import REPOSITORY, environment, finished, launch, summary, trainer
 from trainer.command_line import VERBS
+from trainer.config import Config
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 MIXTURE = """mixture(parts={
@@ -28,6 +30,17 @@ def test_words_lines_and_letters_of_any_kind(tmp_path):
     assert trainer("report", run).stdout.strip() == str(run / "report.html")
     trainer(f"--flagfile={run / 'run.flags'}", "--steps=30")
     assert summary(run)["step"] == 30
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["mlp(units=8)", "net('a b')", """net(a='"b"')""", "net(a='$HOME')", "net(a='`b`')", "net(a='b!c\\\\d')", MIXTURE],
+)
+def test_a_command_that_is_printed_is_taken_by_a_shell_as_it_was_meant(spec):
+    config = Config(dataset=spec, run_dir="~/Läufe 100%")
+    shell = ["bash", "-c", f"set -- {config.command()}; printf '%s\\0' \"$@\""]
+    words = subprocess.run(shell, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+    assert words == ["python", "-m", "trainer", *config.to_flags()] == shlex.split(config.command())
 
 
 @pytest.mark.parametrize(

@@ -280,9 +280,14 @@ class Config:
 
     def command(self, verb: str = "") -> str:
         """The shell command that does `verb` with this configuration."""
-        words = ["python", "-m", "trainer", *([verb] if verb else []), *map(shlex.quote, self.to_flags())]
+        words = ["python", "-m", "trainer", *([verb] if verb else []), *map(_quoted, self.to_flags())]
         return " ".join(words)
 
 
 def _divisors(n: int) -> str:
     return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
+
+
+def _quoted(word: str) -> str:
+    """A word as a shell takes it, and a person reads it, with the quotes of a spec's strings in it."""
+    return f'"{word}"' if "'" in word and not set(word) & set('"\\$`!') else shlex.quote(word)
