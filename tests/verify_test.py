@@ -208,6 +208,8 @@ def test_rows_that_are_compared_run_on_one_kind_of_chip():
     assert not any(row.on_cpu for row in many)
     # Of float32 such chips multiply 11 bits, but not in every shape.
     assert [row.within for row in many if not row.bits] == [1e-3] and both[-1].within == 1e-4
+    moved = [verify_rows.with_last_bits_moved(rows[0], rows[-1].within).moved for rows in (both, many)]
+    assert moved == ["trainer.last_bits:Moved(bits=0)", "trainer.last_bits:Moved(bits=11)"]
 
 
 @pytest.mark.long

@@ -10,12 +10,21 @@ _ULPS = 8  # by which a weight is moved at most: sums of 64 numbers, of other or
 
 
 class Moved(keras.callbacks.Callback):
-    """Moves each weight up or down, as far as a fixed seed draws, before the first step."""
+    """Moves each weight up or down, as far as a fixed seed draws, before the first step.
+
+    Args:
+      bits: how many of a weight's are multiplied, as accelerators do; the others are drawn. 0: all are.
+    """
+
+    def __init__(self, bits: int = 0) -> None:
+        super().__init__()
+        self._rounded = 0.5**bits if bits else 0.0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Moves them."""
         generator = np.random.default_rng(0)
         for variable in self.model.trainable_variables:
             weights = keras.ops.convert_to_numpy(variable)
-            by = _ULPS * float(ml_dtypes.finfo(weights.dtype).eps) * generator.uniform(-1, 1, weights.shape)
-            variable.assign((weights.astype(np.float64) * (1 + by)).astype(weights.dtype))
+            most = self._rounded or _ULPS * float(ml_dtypes.finfo(weights.dtype).eps)
+            factors = 1 + most * generator.uniform(-1, 1, weights.shape)
+            variable.assign((weights.astype(np.float64) * factors).astype(weights.dtype))

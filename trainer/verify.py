@@ -178,7 +178,7 @@ class Runs:
     def rounding(self, far: Sequence[Row], reference: Row) -> Row:
         """The reference once more, its last bits moved, by which those that went too far are judged again."""
         print("  curves part: once more with the last bits of the weights moved, as rounding does", flush=True)
-        moved = self.run(verify_rows.with_last_bits_moved(reference))
+        moved = self.run(verify_rows.with_last_bits_moved(reference, far[0].within))
         self.judge(moved, reference)
         verify_rows.judge_by(moved, far)
         return moved

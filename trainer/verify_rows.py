@@ -14,8 +14,9 @@ from trainer.errors import UserError, last_words
 
 _WITHIN = {"sgd": 1e-5}  # relative, between backends, which round every sum otherwise; else:
 _WITHIN_ADAPTIVE = 1e-4
-# Of float32 an accelerator multiplies 11 bits or fewer, but not in every shape, nor does every backend: it parts the
+# Of float32 an accelerator multiplies so many bits, but not in every shape, nor does every backend: it parts the
 # dense model's losses by 3e-5 in eight steps of Adam (an H200 and a CPU).
+_BITS = 11
 _WITHIN_COARSE = 1e-3
 # How much further than weights whose last bits are moved once may sums part curves that each layer and step rounds
 # otherwise? EfficientNet's and MobileNet's went less far on the two backends; a single loss may be close by accident.
@@ -39,7 +40,7 @@ class Row:
       on_cpu: whether virtual CPUs stand in for accelerators.
       against: name of the row that it is compared with; '' for the reference itself.
       bits: whether it must equal that to the bit; else within `within`, relative.
-      moved: whether the last bits of its weights are.
+      moved: the callback that moves the last bits of its weights, if they are to be.
       losses: of each step, once run.
       apart: from those of the other row, relative, once compared.
       verdict: for people; it starts with 'ok' or 'FAIL'.
@@ -58,7 +59,7 @@ class Row:
     verdict: str = ""
     processes: int = 1
     on_cpu: bool = False
-    moved: bool = False
+    moved: str = ""
 
     @property
     def deviation(self) -> float:
@@ -68,7 +69,7 @@ class Row:
     def flags(self) -> list[str]:
         """Where it runs."""
         if self.devices == 1:
-            moved = ["--callbacks=trainer.last_bits:Moved"] if self.moved else []
+            moved = [f"--callbacks={self.moved}"] if self.moved else []
             return ["--strategy=one_device", f"--backend={self.backend}", *moved]
         several = "mirrored" if self.processes == 1 else "multi_worker_mirrored"
         strategy = several if self.backend == "tensorflow" else "device_mesh"
@@ -133,10 +134,11 @@ def rows(replicas: int, there: Mapping[str, int], alone: bool, optimizer: str) -
     return found
 
 
-def with_last_bits_moved(row: Row) -> Row:
-    """A row on one device once more, for what rounding alone comes to."""
+def with_last_bits_moved(row: Row, within: float) -> Row:
+    """A row on one device once more, for what rounding alone comes to where that much may part two curves."""
+    moved = f"trainer.last_bits:Moved(bits={_BITS if within == _WITHIN_COARSE else 0})"
     name = f"{row.name}, last bits moved"
-    return Row(name, row.backend, 1, row.replicas, row.name, bits=False, on_cpu=row.on_cpu, moved=True)
+    return Row(name, row.backend, 1, row.replicas, row.name, bits=False, on_cpu=row.on_cpu, moved=moved)
 
 
 def judge_by(moved: Row, far: Sequence[Row]) -> None:
