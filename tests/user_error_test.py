@@ -421,6 +421,11 @@ class LookUp(keras.Model):
         return self.head(self.table(tokens)[:, 0])
 
 
+class LookUpLess(LookUp):
+    def call(self, tokens, training):
+        return super().call(tokens - 1, training)
+
+
 def encodes(classes):
     return keras.Sequential([keras.layers.CategoryEncoding(20), keras.layers.Dense(classes)])
 
@@ -689,6 +694,15 @@ def test_a_loss_that_is_not_a_number(backend, model, fault, project):
     step = int(err.partition("not finite at step ")[2].split(" ")[0])
     kept = [int(p.name) for p in (project / "run" / "checkpoints").iterdir()]
     assert max(kept) == step - 1
+
+
+@pytest.mark.parametrize("where", [("--backend=jax",), ("--strategy=mirrored", "--devices=2")])
+def test_a_number_that_the_model_computes_and_that_has_no_row(where, project):
+    """Keras takes -1 for the last row; nobody sees it before the model has computed it."""
+    flags = ("--dataset=user_project:Tokens", "--model=user_project:LookUpLess", "--steps=20")
+    err = trainer(*flags, *where, code=2, cwd=project).stderr
+    assert "--model=user_project:LookUpLess: the loss or a gradient was not finite at step" in err
+    assert "-1 is none of the 20 rows of layer" in err and "give that layer more rows" in err
 
 
 def test_an_evaluation_that_is_not_a_number_is_not_the_best(project):

@@ -1,12 +1,12 @@
 """What becomes of a loss that is not finite, or that leaps: the run stops, skips the step, or goes back."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from input_pipeline.source import Source, ids_at
+from input_pipeline.source import Source, ids_at, is_streamed
 from trainer import policy
 from trainer.config import Config
 from trainer.errors import UserError
@@ -23,11 +23,20 @@ class Guard:
       config: gives on_nan.
       compiled: whether the model is compiled with an optimizer of its own.
       source: the training examples.
+      without_a_row: what examples look up, and has no row, in words.
       remembered: what `memory` was when the run was saved.
     """
 
-    def __init__(self, config: Config, compiled: bool, source: Source, remembered: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        compiled: bool,
+        source: Source,
+        without_a_row: Callable[[Any], str],
+        remembered: Mapping[str, Any],
+    ) -> None:
         self._config, self._compiled, self._source = config, compiled, source
+        self._without_a_row, self._missing = without_a_row, ""
         self._policy = policy.parse(config.on_nan)
         self._losses: list[float] = list(remembered.get("losses", []))
         self._in_a_row = int(remembered.get("in_a_row", 0))
@@ -50,7 +59,10 @@ class Guard:
         batch = self._config.global_batch
         ids = ids_at(self._source, self._config.seed, step * batch + np.arange(batch))
         first = ", ".join(map(str, ids[:8])) + ", ..." * (len(ids) > 8)
-        return f"the loss or a gradient was not finite at step {step + 1} (examples {first})"
+        if not is_streamed(self._source) and not self._missing:
+            self._missing = self._without_a_row(self._source.read(ids)[0])
+        why = f": {self._missing}" if self._missing else ""
+        return f"the loss or a gradient was not finite at step {step + 1} (examples {first}){why}"
 
     def leaps(self, step: int, loss: float) -> str:
         """Whether the loss of a line of the log leaps above the lines before, in words; '' if not."""
@@ -85,6 +97,9 @@ class Guard:
         """
         returns = self._in_a_row - 1
         often = f", after the run went back {returns} times in a row" if returns > 0 else ""
+        if self._missing:
+            fix = "give that layer more rows (input_dim), or mend what computes its numbers"
+            return UserError("model", self._config.model, f"{reason}{often}; {kept}", fix)
         config, flag, fix = self._config, "learning_rate", "lower --learning_rate"
         value, clip = config.hyperparameters[flag], "clip with --optimizer='adam(global_clipnorm=1.0)'"
         if self._compiled:

@@ -24,7 +24,7 @@ from trainer import optimizers, policy
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.objective import building, draws
-from trainer.objective.lookups import looked_up
+from trainer.objective.lookups import looked_up, without_a_row
 from trainer.objective.losses import compile_model
 from trainer.step import Objective
 from trainer.storage.shards import Index, Piece, everything
@@ -75,9 +75,9 @@ class Program:
         losses, metrics, self.labels, self.doubts = compile_model(
             config, dataset, self.model, self.optimizer, y, y_pred
         )
-        self.inputs = looked_up(self.model, dataset.spec[0])
+        self.inputs, self._computed = looked_up(self.model, dataset.spec[0])
         skips, scaled = policy.parse(config.on_nan).name == "skip", hasattr(self.optimizer, "dynamic_scale")
-        self.objective = Objective(self.model, losses, metrics, skips, scaled)
+        self.objective = Objective(self.model, losses, metrics, skips, scaled, self._computed)
         self._constant: float | None = None  # the learning rate, where it is
 
     def check_takes(self, spec: Example) -> None:
@@ -91,6 +91,10 @@ class Program:
         variables = (self.model.trainable_variables, self.objective.state_variables)
         values = [[keras.KerasTensor(v.shape, v.dtype) for v in some] for some in variables]
         compute_output_spec(lambda t, s, batch: self.objective(t, s, batch, training=False)[0], *values, batch)
+
+    def without_a_row(self, x: Any) -> str:
+        """What examples look up, and has no row, in words; '' if nothing is found."""
+        return without_a_row(self.model, self._computed, x) if self._computed else ""
 
     def count_steps(self, left_out: int) -> None:
         """Has the optimizer count steps that changed nothing, as if it had done them."""

@@ -20,7 +20,7 @@ import numpy as np
 from keras import ops
 
 from input_pipeline.pipeline import Batch
-from trainer.objective import logits
+from trainer.objective import logits, lookups
 from trainer.objective.purity import pure
 from trainer.objective.randomness import Generator, drawn_from, is_seed
 from trainer.objective.weighing import Losses, metric_weights
@@ -38,6 +38,7 @@ class Objective:
       metrics: a built Keras metric that takes (y, y_pred, sample_weight).
       skips: whether a step that is not healthy changes nothing.
       scaled: whether the optimizer scales the loss, and deals with gradients that overflow by itself.
+      computed: embeddings whose numbers the model computes, so that nobody has looked at them.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class Objective:
         metrics: keras.metrics.Metric,
         skips: bool = False,
         scaled: bool = False,
+        computed: Sequence[keras.layers.Embedding] = (),
     ) -> None:
         self.model, self.metrics = model, metrics
         self.skips, self._scaled = skips, scaled
-        self._losses = losses
+        self._losses, self._computed = losses, computed
         self._takes_training = "training" in inspect.signature(model.call).parameters
         # Metrics start from their reset state, which need not be zero.
         self._metrics_start = [ops.convert_to_numpy(v) for v in metrics.variables]
@@ -107,7 +109,7 @@ class Objective:
     def _forward(self, trainable: list[Tensor], state: list[Tensor], key: Tensor, x: Any, training: bool) -> Any:
         """(outputs, new non-trainable values, the model's own losses)."""
         drawn = drawn_from(self.generator) if self.generator else contextlib.nullcontext()
-        with pure(self.model, self._losses.flag), drawn:
+        with pure(self.model, self._losses.flag), drawn, lookups.marked(self._computed):
             return self.model.stateless_call(
                 trainable,
                 self._with_seeds(state, key),

@@ -49,7 +49,8 @@ class Training:
             restored = self._restore()
         self.step, progress = restored.step, restored.progress
         self.stopped = progress.stopped
-        self._guard = Guard(config, parts.program.as_compiled, parts.dataset.train, progress.guard)
+        program = parts.program
+        self._guard = Guard(config, program.as_compiled, parts.dataset.train, program.without_a_row, progress.guard)
         self.pipeline = dataclasses.replace(parts.pipeline(parts.dataset.train, shuffled=True), most=parts.steps)
         patient = not (config.callbacks or self._guard.steers or parts.program.scales_loss)
         self._log = Log(parts, self.pipeline, ledger, progress, patient)
