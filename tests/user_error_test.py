@@ -101,6 +101,17 @@ def linear(input_shape, classes):
     return keras.Sequential(layers, name="linear")
 
 
+def steep(input_shape, classes):
+    model = linear(input_shape, classes)
+    model.compile(keras.optimizers.SGD(1e36), keras.losses.SparseCategoricalCrossentropy(True))
+    return model
+
+
+def logarithm(input_shape, classes):
+    logarithms = keras.layers.Lambda(keras.ops.log)
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), logarithms, keras.layers.Dense(classes)])
+
+
 made = linear((8, 8, 1), 10)
 
 
@@ -667,18 +678,35 @@ def test_the_directory_of_another_run(project):
 
 
 @pytest.mark.parametrize(
-    ("backend", "model", "fault"),
+    ("backend", "flags", "fault"),
     [
-        ("tensorflow", "linear", ("--learning_rate=0.001: the loss", "Fix: lower --learning_rate, clip")),
+        (
+            "tensorflow",
+            ["--model=user_project:linear", "--optimizer=sgd", "--learning_rate=1e36"],
+            ["--learning_rate=1e+36: the loss", "Fix: lower --learning_rate, clip"],
+        ),
         (
             "jax",
-            "compiled_with",
-            ("--model=user_project:compiled_with: the loss", "Fix: lower the learning rate in comp"),
+            ["--model=user_project:steep"],
+            ["--model=user_project:steep: the loss", "Fix: lower the learning rate in comp"],
+        ),
+        (
+            "jax",
+            ["--model=user_project:logarithm"],
+            ["--model=user_project:logarithm: the loss", "): no update was made yet;", "Fix: look at what the model"],
+        ),
+        (
+            "jax",
+            ["--dataset=user_project:NotANumber", "--model=user_project:linear", "--seed=3"],
+            [
+                "--dataset=user_project:NotANumber: the loss",
+                "): the input of example 77 is not finite;",
+                "Fix: mend it",
+            ],
         ),
     ],
 )
-def test_a_loss_that_is_not_a_number(backend, model, fault, project):
-    flags = ("--dataset=user_project:NotANumber", f"--model=user_project:{model}", "--seed=3")
+def test_a_loss_that_is_not_a_number(backend, flags, fault, project):
     err = trainer(
         *flags,
         f"--backend={backend}",

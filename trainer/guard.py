@@ -2,11 +2,13 @@
 
 import statistics
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from input_pipeline.source import Source, ids_at, is_streamed
+from input_pipeline.source import Source, ids_at, is_streamed, read
+from input_pipeline.structure import flatten
 from trainer import policy
 from trainer.config import Config
 from trainer.errors import UserError
@@ -14,6 +16,14 @@ from trainer.sums import NEVER, Totals
 
 _LINES = 10  # of the log, whose median a leap is measured by
 _MOST_IN_A_ROW = 3  # times that a run goes back without a healthy line of the log in between
+
+
+class Cause(NamedTuple):
+    """What makes a loss not finite, where it is not the training itself: words for a UserError."""
+
+    flag: str
+    words: str
+    fix: str
 
 
 class Guard:
@@ -36,7 +46,8 @@ class Guard:
         remembered: Mapping[str, Any],
     ) -> None:
         self._config, self._compiled, self._source = config, compiled, source
-        self._without_a_row, self._missing = without_a_row, ""
+        self._without_a_row = without_a_row
+        self._cause: Cause | None = None  # of what was not finite last
         self._policy = policy.parse(config.on_nan)
         self._losses: list[float] = list(remembered.get("losses", []))
         self._in_a_row = int(remembered.get("in_a_row", 0))
@@ -59,10 +70,25 @@ class Guard:
         batch = self._config.global_batch
         ids = ids_at(self._source, self._config.seed, step * batch + np.arange(batch))
         first = ", ".join(map(str, ids[:8])) + ", ..." * (len(ids) > 8)
-        if not is_streamed(self._source) and not self._missing:
-            self._missing = self._without_a_row(self._source.read(ids)[0])
-        why = f": {self._missing}" if self._missing else ""
+        self._cause = None if is_streamed(self._source) else self._found(ids)
+        if not (step or self._cause):
+            self._cause = Cause("model", "no update was made yet", "look at what the model and its loss make of them")
+        why = f": {self._cause.words}" if self._cause else ""
         return f"the loss or a gradient was not finite at step {step + 1} (examples {first}){why}"
+
+    def _found(self, ids: npt.NDArray[np.int64]) -> Cause | None:
+        """What is wrong with examples, or with what the model looks up for them."""
+        example = read(self._source, ids)
+        for what, part in zip(("input", "label", "weight"), example, strict=False):
+            for array in flatten(part):
+                bad = ~np.isfinite(array).reshape(len(ids), -1).all(axis=1)
+                if bad.any():
+                    return Cause(
+                        "dataset", f"the {what} of example {ids[bad][0]} is not finite", "mend it, or leave it out"
+                    )
+        missing = self._without_a_row(example[0])
+        fix = "give that layer more rows (input_dim), or mend what computes its numbers"
+        return Cause("model", missing, fix) if missing else None
 
     def leaps(self, step: int, loss: float) -> str:
         """Whether the loss of a line of the log leaps above the lines before, in words; '' if not."""
@@ -97,9 +123,9 @@ class Guard:
         """
         returns = self._in_a_row - 1
         often = f", after the run went back {returns} times in a row" if returns > 0 else ""
-        if self._missing:
-            fix = "give that layer more rows (input_dim), or mend what computes its numbers"
-            return UserError("model", self._config.model, f"{reason}{often}; {kept}", fix)
+        if self._cause:
+            flag, _, fix = self._cause
+            return UserError(flag, getattr(self._config, flag), f"{reason}{often}; {kept}", fix)
         config, flag, fix = self._config, "learning_rate", "lower --learning_rate"
         value, clip = config.hyperparameters[flag], "clip with --optimizer='adam(global_clipnorm=1.0)'"
         if self._compiled:
