@@ -1,6 +1,7 @@
 """Each mistake of a user gives one error that names the flag, its value, the reason and the fix; exit code 2."""
 
 import json
+import re
 import sys
 import textwrap
 
@@ -432,9 +433,13 @@ class LookUp(keras.Model):
         return self.head(self.table(tokens)[:, 0])
 
 
-class LookUpLess(LookUp):
+class LookUpMoved(LookUp):
+    def __init__(self, classes, by):
+        super().__init__(classes)
+        self.by = by
+
     def call(self, tokens, training):
-        return super().call(tokens - 1, training)
+        return super().call(tokens + self.by, training)
 
 
 def encodes(classes):
@@ -724,13 +729,16 @@ def test_a_loss_that_is_not_a_number(backend, flags, fault, project):
     assert max(kept) == step - 1
 
 
-@pytest.mark.parametrize("where", [("--backend=jax",), ("--strategy=mirrored", "--devices=2")])
-def test_a_number_that_the_model_computes_and_that_has_no_row(where, project):
+@pytest.mark.parametrize(
+    ("where", "by"),
+    [(("--backend=jax",), -1), (("--strategy=mirrored", "--devices=2"), -1), (("--backend=tensorflow",), 7)],
+)
+def test_a_number_that_the_model_computes_and_that_has_no_row(where, by, project):
     """Keras takes -1 for the last row; nobody sees it before the model has computed it."""
-    flags = ("--dataset=user_project:Tokens", "--model=user_project:LookUpLess", "--steps=20")
-    err = trainer(*flags, *where, code=2, cwd=project).stderr
-    assert "--model=user_project:LookUpLess: the loss or a gradient was not finite at step" in err
-    assert "-1 is none of the 20 rows of layer" in err and "give that layer more rows" in err
+    model = f"--model=user_project:LookUpMoved(by={by})"
+    err = trainer("--dataset=user_project:Tokens", model, "--steps=20", *where, code=2, cwd=project).stderr
+    assert f"{model}: the loss or a gradient was not finite at step" in err
+    assert re.search(rf"{-1 if by < 0 else '2[0-9]'} is none of the 20 rows of layer look_up/table, 0 to 19", err), err
 
 
 def test_an_evaluation_that_is_not_a_number_is_not_the_best(project):

@@ -94,10 +94,13 @@ def marked(layers: Sequence[keras.layers.Embedding]) -> Iterator[None]:
     plain = keras.layers.Embedding.call
 
     def call(layer: keras.layers.Embedding, inputs: Any) -> Any:
-        rows = plain(layer, inputs)
         if not any(layer is each for each in layers):
-            return rows
-        there = ops.logical_and(inputs >= 0, inputs < layer.input_dim)
+            return plain(layer, inputs)
+        # As Keras does, for 8 bits may not hold how many rows there are; but fractions are compared as they are.
+        dtype = keras.backend.standardize_dtype(inputs.dtype)
+        numbers = inputs if "float" in dtype or dtype == "int64" else ops.cast(inputs, "int32")
+        there = ops.logical_and(numbers >= 0, numbers < layer.input_dim)
+        rows = plain(layer, ops.where(there, numbers, ops.zeros_like(numbers)))  # TensorFlow's CPUs would raise
         return ops.where(ops.expand_dims(there, -1), rows, ops.cast(np.nan, rows.dtype))
 
     with mock.patch.object(keras.layers.Embedding, "call", call) if layers else contextlib.nullcontext():
