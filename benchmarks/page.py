@@ -49,14 +49,14 @@ _SCORES = (
 _PACKAGES = ("tensorflow", "keras", "jax", "numpy")
 _HEAD = """# Performance
 
-Written by `make bench` (programs in `benchmarks/`), each table from the JSON of its name in `docs/performance/`. The
+Written by `make bench` (programs in `benchmarks/`), each table from the JSON of its name in `docs/performance/`. Both
 sides of a comparison do the same work on the same data, which is checked before anything is timed, and take turns. A
-ratio is the median of the rounds' ratios; in brackets that of the fastest rounds, and of processor time. Below 1 is
-faster than the rival. A ratio is marked *noisy* where the first two disagree by more than 15 %, or other jobs were
-running: then it is no figure to quote. All sides have the memory that `make` asks the C library for, or a table says
-that they have not (strategies.md, On CPUs).
+ratio is the median of the rounds' ratios; in brackets, that of the fastest rounds, and of processor time. Below 1 is
+faster than the rival. A ratio is marked *noisy*, and should not be quoted, if the first two disagree by more than 15 %
+or other jobs were running. All sides have the settings of the C library's memory that `make` gives, unless a table says
+otherwise (strategies.md, On CPUs).
 
-How much of an accelerator training uses: `python -m benchmarks.accelerator`, for which TensorFlow need not be there.
+`python -m benchmarks.accelerator` measures how much of an accelerator training uses; it does not need TensorFlow.
 """
 
 
@@ -90,7 +90,7 @@ class Row(NamedTuple):
         if self.target is None:
             return ""
         good = self.value <= self.target if self.most else self.value >= self.target
-        return f"{'≤' if self.most else '≥'} {self.target:g}: {'held' if good else 'not held'}"
+        return f"{'≤' if self.most else '≥'} {self.target:.3g}: {'held' if good else 'not held'}"
 
 
 def compared(

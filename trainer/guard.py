@@ -64,13 +64,14 @@ class Guard:
 
     def unhealthy(self, totals: Totals) -> str:
         """The first step whose loss or gradients were not finite, and its examples, in words; '' if none."""
-        step = totals.counted.unhealthy
+        self._cause, step = None, totals.counted.unhealthy
         if step == NEVER:
             return ""
         batch = self._config.global_batch
         ids = ids_at(self._source, self._config.seed, step * batch + np.arange(batch))
         first = ", ".join(map(str, ids[:8])) + ", ..." * (len(ids) > 8)
-        self._cause = None if is_streamed(self._source) else self._found(ids)
+        if not is_streamed(self._source):
+            self._cause = self._found(ids)
         if not (step or self._cause):
             self._cause = Cause("model", "no update was made yet", "look at what the model and its loss make of them")
         why = f": {self._cause.words}" if self._cause else ""
