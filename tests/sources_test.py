@@ -2,7 +2,6 @@
 
 import datetime
 import decimal
-import functools
 import gzip
 import io
 import json
@@ -230,10 +229,15 @@ def test_more_files_of_records_than_a_process_may_open(tf_records, tmp_path):
     lines = [record for path in sorted(tf_records.glob("train-*")) for record in tfrecord.Records([path])][:300]
     for number, record in enumerate(lines):
         (tmp_path / f"train-{number:03d}").write_bytes(tfrecord.framed(record))
-    read = "r = Records(sorted(pathlib.Path.cwd().glob('train-*'))); print(sum(map(len, [*r, *r])))"
-    command = [sys.executable, "-c", "import pathlib; from input_pipeline.tfrecord import *; " + read]
-    few = functools.partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 64))
-    out = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, preexec_fn=few)
+    program = """
+import pathlib, resource
+from input_pipeline.tfrecord import Records
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+records = Records(sorted(pathlib.Path.cwd().glob("train-*")))
+print(sum(map(len, [*records, *records])))
+"""
+    command = [sys.executable, "-c", program]
+    out = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert out.stdout.strip() == str(2 * sum(map(len, lines))), out.stderr
 
 
