@@ -231,8 +231,8 @@ def test_more_files_of_records_than_a_process_may_open(tf_records, tmp_path):
         (tmp_path / f"train-{number:03d}").write_bytes(tfrecord.framed(record))
     program = """
 import pathlib, resource
-from input_pipeline.tfrecord import Records
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+from input_pipeline.tfrecord import Records
 records = Records(sorted(pathlib.Path.cwd().glob("train-*")))
 print(sum(map(len, [*records, *records])))
 """
