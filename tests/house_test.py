@@ -22,7 +22,7 @@ FLOORS = {"input_pipeline.cgroups": 0, "input_pipeline": 1} | {
             """,
             "loading",
             """
-            callbacks checkpoint guard last_bits models monitoring.board objective optimizers program prometheus
+            callbacks checkpoint guard models monitoring.board objective optimizers perturbation program prometheus
             recovery reporting step storage sums
             """,
             "assembly copies strategies",

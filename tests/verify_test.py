@@ -171,20 +171,20 @@ def test_a_row_that_did_not_run_is_not_taken_for_one_of_other_bits():
 def test_a_model_that_amplifies_rounding_is_held_to_what_rounding_comes_to(here):
     flags = ("--model=planted:chaotic", "--learning_rate=0.01", "--replicas=2")
     text = trainer("verify", *flags, cwd=here).stdout
-    assert "it holds" in text and "last bits moved" in text and "ok: within 10 times what rounding comes to" in text
+    assert "it holds" in text and ", perturbed" in text and "ok: within 10 times what rounding comes to" in text
 
 
 def test_more_than_rounding_comes_to_is_a_failure():
     def row(name: str, apart: list[float]) -> verify_rows.Row:
         return verify_rows.Row(name, "jax", 1, 4, "one", False, 1e-4, apart=apart, verdict="FAIL: not within 0.0001")
 
-    moved = row("moved", [1e-7, 4e-4, 2e-4])
+    perturbed = row("perturbed", [1e-7, 4e-4, 2e-4])
     at_once, later, too_far = (
         row("at once", [1e-3, 2e-3, 0]),
         row("later", [1e-6, 2e-3, 3e-3]),
-        row("never", [0, 0, 5e-3]),
+        row("too far", [0, 0, 5e-3]),
     )
-    verify_rows.judge_by(moved, [at_once, later, too_far])
+    verify_rows.judge_by(perturbed, [at_once, later, too_far])
     assert [r.verdict.startswith("ok") for r in (at_once, later, too_far)] == [False, True, False]
     verify_rows.judge_by(verify_rows.Row("did not run", "jax", 1, 4), [at_once])
     assert at_once.verdict.startswith("FAIL")
@@ -208,8 +208,8 @@ def test_rows_that_are_compared_run_on_one_kind_of_chip():
     assert not any(row.on_cpu for row in many)
     # Of float32 such chips multiply 11 bits, but not in every shape.
     assert [row.within for row in many if not row.bits] == [1e-3] and both[-1].within == 1e-4
-    moved = [verify_rows.with_last_bits_moved(rows[0], rows[-1].within).moved for rows in (both, many)]
-    assert moved == ["trainer.last_bits:Moved(bits=0)", "trainer.last_bits:Moved(bits=11)"]
+    perturbed = [verify_rows.perturbed(rows[0], rows[-1].within).perturbation for rows in (both, many)]
+    assert perturbed == ["trainer.perturbation:Perturbed(bits=0)", "trainer.perturbation:Perturbed(bits=11)"]
 
 
 @pytest.mark.long

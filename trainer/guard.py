@@ -33,7 +33,7 @@ class Guard:
       config: gives on_nan.
       compiled: whether the model is compiled with an optimizer of its own.
       source: the training examples.
-      without_a_row: what examples look up, and has no row, in words.
+      out_of_range: what examples look up, and has no row, in words.
       remembered: what `memory` was when the run was saved.
     """
 
@@ -42,11 +42,11 @@ class Guard:
         config: Config,
         compiled: bool,
         source: Source,
-        without_a_row: Callable[[Any], str],
+        out_of_range: Callable[[Any], str],
         remembered: Mapping[str, Any],
     ) -> None:
         self._config, self._compiled, self._source = config, compiled, source
-        self._without_a_row = without_a_row
+        self._out_of_range = out_of_range
         self._cause: Cause | None = None  # of what was not finite last
         self._policy = policy.parse(config.on_nan)
         self._losses: list[float] = list(remembered.get("losses", []))
@@ -87,7 +87,7 @@ class Guard:
                     return Cause(
                         "dataset", f"the {what} of example {ids[bad][0]} is not finite", "mend it, or leave it out"
                     )
-        missing = self._without_a_row(example[0])
+        missing = self._out_of_range(example[0])
         fix = "give that layer more rows (input_dim), or mend what computes its numbers"
         return Cause("model", missing, fix) if missing else None
 

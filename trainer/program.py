@@ -24,7 +24,7 @@ from trainer import optimizers, policy
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.objective import building, draws
-from trainer.objective.lookups import looked_up, without_a_row
+from trainer.objective.lookups import looked_up, out_of_range
 from trainer.objective.losses import compile_model
 from trainer.step import Objective
 from trainer.storage.shards import Index, Piece, everything
@@ -92,9 +92,9 @@ class Program:
         values = [[keras.KerasTensor(v.shape, v.dtype) for v in some] for some in variables]
         compute_output_spec(lambda t, s, batch: self.objective(t, s, batch, training=False)[0], *values, batch)
 
-    def without_a_row(self, x: Any) -> str:
+    def out_of_range(self, x: Any) -> str:
         """What examples look up, and has no row, in words; '' if nothing is found."""
-        return without_a_row(self.model, self._computed, x) if self._computed else ""
+        return out_of_range(self.model, self._computed, x) if self._computed else ""
 
     def count_steps(self, left_out: int) -> None:
         """Has the optimizer count steps that changed nothing, as if it had done them."""

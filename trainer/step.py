@@ -109,7 +109,7 @@ class Objective:
     def _forward(self, trainable: list[Tensor], state: list[Tensor], key: Tensor, x: Any, training: bool) -> Any:
         """(outputs, new non-trainable values, the model's own losses)."""
         drawn = drawn_from(self.generator) if self.generator else contextlib.nullcontext()
-        with pure(self.model, self._losses.flag), drawn, lookups.marked(self._computed):
+        with pure(self.model, self._losses.flag), drawn, lookups.nan_out_of_range(self._computed):
             return self.model.stateless_call(
                 trainable,
                 self._with_seeds(state, key),

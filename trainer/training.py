@@ -50,7 +50,7 @@ class Training:
         self.step, progress = restored.step, restored.progress
         self.stopped = progress.stopped
         program = parts.program
-        self._guard = Guard(config, program.as_compiled, parts.dataset.train, program.without_a_row, progress.guard)
+        self._guard = Guard(config, program.as_compiled, parts.dataset.train, program.out_of_range, progress.guard)
         self.pipeline = dataclasses.replace(parts.pipeline(parts.dataset.train, shuffled=True), most=parts.steps)
         patient = not (config.callbacks or self._guard.steers or parts.program.scales_loss)
         self._log = Log(parts, self.pipeline, ledger, progress, patient)

@@ -164,7 +164,7 @@ class Runs:
             row.verdict = "FAIL: its reference did not run"
         else:
             row.apart = [relative(a, b) for a, b in zip(reference.losses, row.losses, strict=True)]
-            if row.moved:
+            if row.perturbation:
                 row.verdict = "ok: what rounding alone comes to"
             elif row.bits:
                 equal = row.sha256 == reference.sha256 and not row.deviation
@@ -176,12 +176,12 @@ class Runs:
                 row.verdict = f"{'ok: within' if held else 'FAIL: not within'} {row.within:g}"
 
     def rounding(self, far: Sequence[Row], reference: Row) -> Row:
-        """The reference once more, its last bits moved, by which those that went too far are judged again."""
-        print("  curves part: once more with the last bits of the weights moved, as rounding does", flush=True)
-        moved = self.run(verify_rows.with_last_bits_moved(reference, far[0].within))
-        self.judge(moved, reference)
-        verify_rows.judge_by(moved, far)
-        return moved
+        """The reference once more, its weights perturbed, by which those that went too far are judged again."""
+        print("  curves part: once more with weights perturbed in their last bits", flush=True)
+        perturbed = self.run(verify_rows.perturbed(reference, far[0].within))
+        self.judge(perturbed, reference)
+        verify_rows.judge_by(perturbed, far)
+        return perturbed
 
     def _first_difference(self, row: Row, reference: Row) -> str:
         """The first step and the first variables whose values differ, by the checkpoints' digests."""

@@ -18,7 +18,7 @@ _WITHIN_ADAPTIVE = 1e-4
 # dense model's losses by 3e-5 in eight steps of Adam (an H200 and a CPU).
 _BITS = 11
 _WITHIN_COARSE = 1e-3
-# How much further than weights whose last bits are moved once may sums part curves that each layer and step rounds
+# How much further than weights perturbed once may sums part curves, which each layer and step rounds
 # otherwise? EfficientNet's and MobileNet's went less far on the two backends; a single loss may be close by accident.
 _AS_ROUNDING = 10
 _SEVERAL = (2, 4)  # devices, and processes
@@ -40,7 +40,7 @@ class Row:
       on_cpu: whether virtual CPUs stand in for accelerators.
       against: name of the row that it is compared with; '' for the reference itself.
       bits: whether it must equal that to the bit; else within `within`, relative.
-      moved: the callback that moves the last bits of its weights, if they are to be.
+      perturbation: the callback that perturbs its weights, if any.
       losses: of each step, once run.
       apart: from those of the other row, relative, once compared.
       verdict: for people; it starts with 'ok' or 'FAIL'.
@@ -59,7 +59,7 @@ class Row:
     verdict: str = ""
     processes: int = 1
     on_cpu: bool = False
-    moved: str = ""
+    perturbation: str = ""
 
     @property
     def deviation(self) -> float:
@@ -69,8 +69,8 @@ class Row:
     def flags(self) -> list[str]:
         """Where it runs."""
         if self.devices == 1:
-            moved = [f"--callbacks={self.moved}"] if self.moved else []
-            return ["--strategy=one_device", f"--backend={self.backend}", *moved]
+            perturbed = [f"--callbacks={self.perturbation}"] if self.perturbation else []
+            return ["--strategy=one_device", f"--backend={self.backend}", *perturbed]
         several = "mirrored" if self.processes == 1 else "multi_worker_mirrored"
         strategy = several if self.backend == "tensorflow" else "device_mesh"
         return [f"--strategy={strategy}", f"--devices={self.devices}"]
@@ -134,16 +134,16 @@ def rows(replicas: int, there: Mapping[str, int], alone: bool, optimizer: str) -
     return found
 
 
-def with_last_bits_moved(row: Row, within: float) -> Row:
+def perturbed(row: Row, within: float) -> Row:
     """A row on one device once more, for what rounding alone comes to where that much may part two curves."""
-    moved = f"trainer.last_bits:Moved(bits={_BITS if within == _WITHIN_COARSE else 0})"
-    name = f"{row.name}, last bits moved"
-    return Row(name, row.backend, 1, row.replicas, row.name, bits=False, on_cpu=row.on_cpu, moved=moved)
+    perturbation = f"trainer.perturbation:Perturbed(bits={_BITS if within == _WITHIN_COARSE else 0})"
+    name = f"{row.name}, perturbed"
+    return Row(name, row.backend, 1, row.replicas, row.name, bits=False, on_cpu=row.on_cpu, perturbation=perturbation)
 
 
-def judge_by(moved: Row, far: Sequence[Row]) -> None:
-    """Rows that went too far hold if at no step they went much further than one whose last bits were moved."""
-    limits = [_AS_ROUNDING * apart for apart in itertools.accumulate(moved.apart, max)]
+def judge_by(perturbed: Row, far: Sequence[Row]) -> None:
+    """Rows that went too far hold if at no step they went much further than one whose weights were perturbed."""
+    limits = [_AS_ROUNDING * apart for apart in itertools.accumulate(perturbed.apart, max)]
     for row in far:
         within = [apart <= max(row.within, limit) for apart, limit in zip(row.apart, limits, strict=False)]
         if within and all(within):

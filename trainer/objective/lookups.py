@@ -89,7 +89,7 @@ def _seen(see: Callable[[keras.layers.Embedding, Any], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def marked(layers: Sequence[keras.layers.Embedding]) -> Iterator[None]:
+def nan_out_of_range(layers: Sequence[keras.layers.Embedding]) -> Iterator[None]:
     """Within it, what these embeddings give for a number that they have no row for is NaN."""
     plain = keras.layers.Embedding.call
 
@@ -111,7 +111,7 @@ class _AllSeen(BaseException):  # for Keras would wrap an Exception
     pass
 
 
-def without_a_row(model: keras.Model, computed: Sequence[keras.layers.Embedding], x: Any) -> str:
+def out_of_range(model: keras.Model, computed: Sequence[keras.layers.Embedding], x: Any) -> str:
     """What these embeddings are asked for by examples, and have no row for, in words; '' if that can't be told.
 
     It computes no more of the model than it takes to know.

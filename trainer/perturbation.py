@@ -1,4 +1,4 @@
-"""Weights moved in their last bits: what rounding alone comes to in the curve of a model."""
+"""Weights perturbed in their last bits: what rounding alone comes to in the curve of a model."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ import numpy as np
 _ULPS = 8  # by which a weight is moved at most: sums of 64 numbers, of other orders, are as far apart
 
 
-class Moved(keras.callbacks.Callback):
-    """Moves each weight up or down, as far as a fixed seed draws, before the first step.
+class Perturbed(keras.callbacks.Callback):
+    """Multiplies each weight by nearly 1, as a fixed seed draws, before the first step.
 
     Args:
-      bits: how many of a weight's are multiplied, as accelerators do; the others are drawn. 0: all are.
+      bits: how many significant bits of a weight stay, where an accelerator multiplies no more; 0: all but the last.
     """
 
     def __init__(self, bits: int = 0) -> None:
@@ -21,7 +21,7 @@ class Moved(keras.callbacks.Callback):
         self._rounded = 0.5**bits if bits else 0.0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Moves them."""
+        """Perturbs them."""
         generator = np.random.default_rng(0)
         for variable in self.model.trainable_variables:
             weights = keras.ops.convert_to_numpy(variable)
