@@ -20,12 +20,12 @@ from input_pipeline import ahead, order
 from input_pipeline.cores import cores
 from input_pipeline.domains import Domain, check
 from input_pipeline.reader import Reader
-from input_pipeline.source import DataError, Example, Source, example_spec, ids_at, is_streamed
+from input_pipeline.source import DataError, Example, Source, example_spec, ids_at, is_streamed, named_weights
 from input_pipeline.structure import Spec, flatten, map_structure
 
 _ENDLESS = 2**40  # blocks
 _AHEAD = 2**30  # bytes that are read at once, but for `prefetch`
-Batch = dict[str, Any]  # 'x', 'y', 'key' and, where examples are weighted or padded, 'weight'
+Batch = dict[str, Any]  # 'x', 'y', 'key'; where examples are weighted or padded, 'weight'; of outputs apart, 'weights'
 
 
 @dataclasses.dataclass
@@ -174,12 +174,10 @@ class Pipeline:
         check(self.labels, y, "label", "the source", ids.ravel())
         batch = map_structure(lambda a: a.reshape(ids.shape + a.shape[1:]), {"x": x, "y": y})
         batch["key"] = order.keys(self.seed, step[..., 0], replica[:, 0])
-        if weight or self._padded:
-            given = (weight[0] if weight else np.ones(ids.size)).astype(np.float32)
-            given = given.reshape(ids.shape + given.shape[1:])
-            if self._padded:
-                given[position >= n] = 0
-            batch["weight"] = given
+        weights = ({"weight": np.ones(ids.size)} if self._padded else {}) | named_weights(weight)
+        batch |= map_structure(lambda a: a.astype(np.float32).reshape(ids.shape + a.shape[1:]), weights)
+        if self._padded:
+            batch["weight"][position >= n] = 0
         if steps < self.block:  # a program takes arrays of one shape: what nobody will ask for is the last step again
             batch = map_structure(operator.itemgetter(np.minimum(np.arange(self.block), steps - 1)), batch)
         return batch
@@ -215,9 +213,8 @@ class Pipeline:
         leading = (self.block, len(self.shares[0]), self.global_batch // self.replicas)
         spec = map_structure(lambda s: Spec(leading + s.shape, s.dtype), {"x": x, "y": y})
         spec["key"] = Spec((*leading[:2], 2), np.dtype(np.uint32))
-        if weight or self._padded:
-            spec["weight"] = Spec(leading + (weight[0].shape if weight else ()), np.dtype(np.float32))
-        return dict(spec)
+        weights = ({"weight": Spec((), np.dtype(np.float32))} if self._padded else {}) | named_weights(weight)
+        return dict(spec | map_structure(lambda s: Spec(leading + s.shape, np.dtype(np.float32)), weights))
 
 
 __all__ = ["Batch", "DataError", "Pipeline"]

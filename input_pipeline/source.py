@@ -34,8 +34,8 @@ class Source(Protocol):
 
         Returns:
           (x, y) or (x, y, weight), each a (nested) array whose first dim is batch; x alone where there are no
-          labels; weight (batch,) or (batch, time). A pure function of ids: the same id gives the same bytes
-          at every call in every process.
+          labels; weight (batch,) or (batch, time), or several, by output. A pure function of ids: the same id gives
+          the same bytes at every call in every process.
         """
 
 
@@ -193,6 +193,11 @@ def of_rows(rows: list[Any]) -> npt.NDArray[Any]:
         return np.asarray(rows)
     except ValueError as error:
         raise DataError(f"a list is of no one shape ({error}): pad sequences; give several inputs as a dict") from None
+
+
+def named_weights(weight: Sequence[Any]) -> dict[str, Any]:
+    """An example's weight, if it has one, by its name in a batch: 'weight', or 'weights' if outputs have their own."""
+    return {"weights" if isinstance(each, dict) or type(each) is tuple else "weight": each for each in weight}
 
 
 def is_array(given: Any) -> bool:

@@ -1,5 +1,6 @@
 """Models, data, metrics and callbacks of a user's own: trained as compiled, weighed, exported."""
 
+import importlib
 import json
 import shutil
 import textwrap
@@ -169,6 +170,45 @@ def two_outputs(named=False, code=False, zeta_loss="zeta"):
     model = keras.Model(x, outputs if named else list(outputs.values()))
     losses = {"alpha": "mse", zeta_loss: "mae"}
     model.compile(keras.optimizers.SGD(0.01), losses, loss_weights={"alpha": 0.1, "zeta": 3}, metrics=losses)
+    return model
+
+
+class Tagged:
+    '''A tag of each of six numbers, and their sum; both are weighed, the former by place.'''
+
+    def __init__(self, examples, seed, weighs):
+        random = np.random.default_rng(seed)
+        self.x = random.normal(size=(examples, 6)).astype("float32")
+        labels = {"tags": (self.x > 0).astype("int32"), "total": self.x.sum(1, keepdims=True)}
+        weights = {"tags": random.random((examples, 6)) < 0.3, "total": random.random(examples)}
+        if weighs == "in order":
+            labels, weights = [*labels.values()], [*weights.values()]
+        elif weighs:
+            weights = {name: weights[name] for name in weighs.split()}
+        self.y, self.weights = labels, weights
+
+    def __len__(self):
+        return len(self.x)
+
+    def read(self, ids):
+        return keras.tree.map_structure(lambda array: array[ids], (self.x, self.y, self.weights))
+
+
+def tagged(weighs="total tags"):
+    return {"train": Tagged(500, 0, weighs), "evaluation": Tagged(77, 1, weighs)}
+
+
+def tagger_and_adder(named=True):
+    x = keras.Input((6,))
+    tags = keras.layers.Dense(2, name="tags")(keras.layers.Reshape((6, 1))(x))
+    total = keras.layers.Dense(1, name="total")(x)
+    return compiled_for_both(keras.Model(x, {"total": total, "tags": tags} if named else [tags, total]))
+
+
+def compiled_for_both(model):
+    losses = {"tags": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "total": "mse"}
+    metrics = {"tags": ["accuracy"], "total": ["mae"]}
+    model.compile(loss=losses, loss_weights={"tags": 3, "total": 0.2}, weighted_metrics=metrics)
     return model
 
 
@@ -691,6 +731,34 @@ def test_labels_find_their_outputs(project):
         assert all(word in said for word in words), said
     said = trainer("evaluate", "--run_dir=0", cwd=project, code=2).stderr
     assert "has no examples but those that are trained on" in said
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
+def test_outputs_are_weighed_apart(project, monkeypatch):
+    """As fit() takes weights by output: they multiply its loss, in a mean over all examples, and weigh its metrics."""
+    monkeypatch.syspath_prepend(project)
+    my_project = importlib.import_module("my_project")
+    for weighs, named in (("total tags", True), ("tags", True), ("total tags", False), ("in order", False)):
+        flags = (f"--dataset=my_project:tagged(weighs={weighs!r})", f"--model=my_project:tagger_and_adder({named=})")
+        wheres, curves = [["--backend=jax"]], []
+        if weighs == "total tags":
+            wheres += [["--strategy=device_mesh", "--devices=2"], ["--strategy=mirrored", "--devices=2"]]
+        for where in wheres:
+            run = project / f"{weighs} {named} {len(curves)}"
+            trainer(*flags, *where, "--replicas=2", "--steps=20", "--log_every=1", f"--run_dir={run}", cwd=project)
+            curves.append(curve(run))
+        assert max(deviation(curves[0], other) for other in curves) <= 1e-5
+        model = my_project.tagger_and_adder(named)
+        model.load_weights(_saved(run)[0] / checkpoint.WEIGHTS)
+        outputs = {name: model.get_layer(name).output for name in ("tags", "total")}
+        model = my_project.compiled_for_both(keras.Model(model.inputs, outputs))  # fit() asks for all names everywhere
+        examples = my_project.tagged()["evaluation"]
+        if weighs == "tags":
+            examples.weights["total"] = np.ones(77)
+        found = model.evaluate(examples.x, examples.y, 77, 0, examples.weights, return_dict=True)
+        final = summary(run)["final"]
+        for name in ("loss", "tags_accuracy", "total_mae"):
+            assert final[f"test_{name}"] == pytest.approx(found[name], rel=1e-5)
 
 
 def test_the_optimizer_of_a_compiled_model(project):

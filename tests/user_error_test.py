@@ -399,6 +399,20 @@ class WeighsTooMuch:
     classes = 3
 
 
+class WeighsApart:
+    train = Arrays(np.zeros((100, 8), np.float32), LABELS, {"wieghts": np.ones(100)})
+    classes = 10
+
+
+class WeighsThreefold:
+    train = Arrays(np.zeros((100, 8), np.float32), LABELS, (np.ones(100),) * 3)
+    classes = 10
+
+
+class WeighsNothing:
+    train = Arrays(np.zeros((100, 8), np.float32), (), {"dense": np.ones(100)})
+
+
 class Wide:
     train = evaluation = Arrays(2**33 + np.arange(800).reshape(100, 8), LABELS)
 
@@ -563,6 +577,18 @@ def project(tmp_path):
             ["does not take the examples", "return (x, y)", "no labels"],
         ),
         (["--dataset=user_project:WeighsTooMuch"], ["shape (64,)", "weights are (64, 8)", "(batch,)"]),
+        (
+            ["--dataset=user_project:WeighsApart", "--model=user_project:plain"],
+            ["weights of wieghts", "outputs of --model=user_project:plain", "a dict of one by output"],
+        ),
+        (
+            ["--dataset=user_project:WeighsThreefold", "--model=user_project:plain"],
+            ["3 arrays of weights", "1 without names"],
+        ),
+        (
+            ["--dataset=user_project:WeighsNothing", "--model=user_project:not_compiled"],
+            ["weights of dense", "no output", "has a loss", "one array of weights"],
+        ),
         (
             ["--model=user_project:not_compiled", "--dataset=user_project:Unlabelled"],
             ["user_project:not_compiled", "nothing to be trained on", "add_loss()"],

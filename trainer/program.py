@@ -19,7 +19,7 @@ from keras.src.saving import serialization_lib
 from keras.src.utils import rng_utils
 
 from input_pipeline.dataset import Dataset
-from input_pipeline.source import Example
+from input_pipeline.source import Example, named_weights
 from trainer import optimizers, policy
 from trainer.config import Config
 from trainer.errors import UserError
@@ -87,7 +87,7 @@ class Program:
           ValueError, TypeError, RuntimeError: what the model, its losses or its metrics say against it.
         """
         x, y, *weight = building.symbols(spec)
-        batch = {"x": x, "y": y, "key": keras.KerasTensor((2,), "uint32"), **({"weight": weight[0]} if weight else {})}
+        batch = {"x": x, "y": y, "key": keras.KerasTensor((2,), "uint32"), **named_weights(weight)}
         variables = (self.model.trainable_variables, self.objective.state_variables)
         values = [[keras.KerasTensor(v.shape, v.dtype) for v in some] for some in variables]
         compute_output_spec(lambda t, s, batch: self.objective(t, s, batch, training=False)[0], *values, batch)

@@ -23,7 +23,7 @@ from input_pipeline.pipeline import Batch
 from trainer.objective import logits, lookups
 from trainer.objective.purity import pure
 from trainer.objective.randomness import Generator, drawn_from, is_seed
-from trainer.objective.weighing import Losses, metric_weights
+from trainer.objective.weighing import Losses
 from trainer.sums import NEVER, Counts, Outcome, Sums, Tensor, Totals
 
 _GOLDEN = 0x9E3779B9
@@ -79,7 +79,8 @@ class Objective:
 
         Args:
           trainable, state: values, as in Values.
-          batch: 'x', 'y' (b, ...), 'key' uint32 (2,), perhaps 'weight' (b,) or (b, time); y is () without labels.
+          batch: 'x', 'y' (b, ...), 'key' uint32 (2,), perhaps 'weight' (b,) or (b, time), and 'weights' by output; y is
+            () without labels.
           training: whether dropout and batch statistics are on.
 
         Returns:
@@ -91,7 +92,7 @@ class Objective:
             if training:
                 self._losses.check(own_losses)
             objective, weight = self._losses(batch, y_pred, own_losses)
-            metrics = self._metric_sums(batch["y"], y_pred, batch.get("weight"))
+            metrics = self._metric_sums(batch, y_pred)
         new_state = [v for v, a_seed in zip(non_trainable, self._is_seed, strict=True) if not a_seed]
         sums = Sums(
             objective=objective,
@@ -130,11 +131,12 @@ class Objective:
                 values.append(next(remaining))
         return values
 
-    def _metric_sums(self, y: Any, y_pred: Any, weight: Tensor | None) -> list[Tensor]:
+    def _metric_sums(self, batch: Batch, y_pred: Any) -> list[Tensor]:
         if not self.metrics.variables:
             return []
         start = [ops.convert_to_tensor(value) for value in self._metrics_start]
-        new = self.metrics.stateless_update_state(start, y, y_pred, sample_weight=metric_weights(weight, y_pred))
+        weights = self._losses.metric_weights(batch, y_pred)
+        new = self.metrics.stateless_update_state(start, batch["y"], y_pred, sample_weight=weights)
         return [ops.cast(n, "float32") - ops.cast(s, "float32") for n, s in zip(new, start, strict=True)]
 
     def no_sums(self, gradients: bool) -> Sums:

@@ -13,13 +13,13 @@ from keras.src.trainers.compile_utils import CompileMetrics, get_loss
 
 from input_pipeline.dataset import Dataset
 from input_pipeline.domains import Categories, Domain, Shares
-from input_pipeline.source import read
+from input_pipeline.source import named_weights, read
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.objective.building import adds_losses
 from trainer.objective.logits import gives_logits, takes_logits
 from trainer.objective.metrics import build_metrics, in_floats, is_keras_own, of_probabilities
-from trainer.objective.outputs import names_of_labels, per_output, places_of_labels
+from trainer.objective.outputs import names_of_labels, per_output, places_of_labels, places_of_weights
 from trainer.objective.trial import EXAMPLES, TOLERANCE, drawn, over_batches, several
 from trainer.objective.weighing import Losses, labelled, shapes
 
@@ -138,14 +138,16 @@ def compile_model(
     known = [_labels(loss, output) for loss, output in zip(found, outputs, strict=True)] if labels else []
     if names is not None:  # in the order in which a dict's are flattened
         known = [each for _, each in sorted(zip(names, known, strict=True), key=lambda pair: pair[0])]
-    combined = Losses(config.model, found, weights, names, config.global_batch, places)
+    apart = named_weights(dataset.spec[2:]).get("weights")
+    own = [] if apart is None else places_of_weights(config, model, found, apart, y_pred)
+    combined = Losses(config.model, found, weights, names, config.global_batch, places, own)
     doubts = {"loss": ""}
     if loss is not None:
         doubts["loss"] = _try(combined, found, dataset, y, y_pred) or _broadcast(found, targets, outputs)
     if adds:
         doubts["loss"] = "what call() adds by add_loss(), for the model is compiled without a loss for its labels"
     summed = CompileMetrics(None, in_floats(metrics), output_names=getattr(model, "output_names", None))
-    summed = build_metrics(config, summed, dataset, y, y_pred)
+    summed = build_metrics(config, summed, dataset, y, y_pred, combined.metric_weights)
     object.__setattr__(model, "_compile_metrics", summed)  # callbacks ask it whether more is better; not a layer's
     if {takes_logits(each) for each in found if each is not None} == {True}:
         doubts["metrics"] = of_probabilities(summed)

@@ -14,7 +14,8 @@ from keras.src.metrics import confusion_metrics
 from keras.src.trainers.compile_utils import CompileMetrics
 
 from input_pipeline.dataset import Dataset
-from input_pipeline.source import read
+from input_pipeline.pipeline import Batch
+from input_pipeline.source import named_weights, read
 from input_pipeline.structure import map_structure
 from trainer.config import Config
 from trainer.errors import UserError
@@ -67,7 +68,14 @@ def in_floats(metrics: Any) -> Any:
     return keras.tree.map_structure(convert, metrics)
 
 
-def build_metrics(config: Config, metrics: CompileMetrics, dataset: Dataset, y: Any, y_pred: Any) -> CompileMetrics:
+def build_metrics(
+    config: Config,
+    metrics: CompileMetrics,
+    dataset: Dataset,
+    y: Any,
+    y_pred: Any,
+    weights_of: Callable[[Batch, Any], Any],
+) -> CompileMetrics:
     """Makes the metrics' variables, which some create in their first update only, and resets them.
 
     Traced, as Keras's own trainer does it: computed, it would compile each of its operations alone.
@@ -77,6 +85,7 @@ def build_metrics(config: Config, metrics: CompileMetrics, dataset: Dataset, y: 
       metrics: those of all outputs.
       dataset: whose labels metrics that are not Keras's are tried on.
       y, y_pred: symbolic labels and outputs, of a batch of one example.
+      weights_of: (a batch, outputs) -> weights as metrics take them.
 
     Raises:
       UserError: a metric is none, takes no weights, or keeps what is no sum over examples.
@@ -90,8 +99,10 @@ def build_metrics(config: Config, metrics: CompileMetrics, dataset: Dataset, y: 
     if own := [metric for metric in metrics.metrics if not _is_known(metric)]:
         names = " or ".join(repr(metric.name) for metric in own)
         _, y, *given = read(dataset.train, np.arange(EXAMPLES) % len(dataset.train))
-        # Of examples where an evaluation is padded, whatever the dataset weighs.
-        weights = [np.ones(EXAMPLES), *map(np.ones_like, given)]
+        weights = [np.ones(EXAMPLES)]  # of examples where an evaluation is padded, whatever the dataset weighs
+        if given:
+            as_given = weights_of({"weight": weights[0]} | named_weights(given), y_pred)
+            weights.append(map_structure(lambda weight: np.ones(weight.shape), as_given))
         wrong = _tried(metrics, names, y, y_pred, weights)
         if wrong:  # such as a perplexity: its elements are to be weighed
             for metric in own:
@@ -201,14 +212,14 @@ def _tried(metrics: CompileMetrics, own: str, y: Any, y_pred: Any, weights: Sequ
       metrics, y_pred: as for build_metrics().
       own: names of those that are not Keras's, in words.
       y: the labels of EXAMPLES examples; what the model would say of them is drawn.
-      weights: ones, in each shape in which the examples' weights may come.
+      weights: ones, in each structure of shapes in which the examples' weights may come.
     """
     return next(filter(None, (_tried_with(metrics, own, y, y_pred, each) for each in weights)), "")
 
 
 def _tried_with(metrics: CompileMetrics, own: str, y: Any, y_pred: Any, weights: Any) -> str:
     start = [ops.convert_to_numpy(v) for v in metrics.variables]  # on no device, nor on all of them
-    given = y, drawn(y_pred), weights.astype(np.float32)
+    given = y, drawn(y_pred), map_structure(np.float32, weights)
 
     def update(batch: Any) -> Any:
         y, y_pred, *weight = batch
@@ -221,7 +232,7 @@ def _tried_with(metrics: CompileMetrics, own: str, y: Any, y_pred: Any, weights:
         whole, unweighted = (over_batches(update, each, EXAMPLES) for each in (given, given[:2]))
         single = over_batches(update, given, 1)
         one, two = (map_structure(operator.itemgetter(slice(few)), given) for few in (1, 2))
-        padding = np.stack([given[2][0], 0 * given[2][0]])
+        padding = map_structure(lambda weight: np.stack([weight[0], 0 * weight[0]]), given[2])
         alone, padded = over_batches(update, one, 1), over_batches(update, (*two[:2], padding), 2)
     except Exception as error:  # whatever a metric of the user's may raise
         return f"{own} can't be computed with weights (batch,) of examples: {error}"

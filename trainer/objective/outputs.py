@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from input_pipeline.structure import flatten
 from trainer.config import Config
 from trainer.errors import UserError
 
@@ -38,6 +39,37 @@ def names_of_labels(config: Config, model: keras.Model, y: Any, y_pred: Any) -> 
         f"has the outputs {', '.join(names) or 'without names'}, and an example has {labels}",
         "name both alike: return y as a dict by output, and a dict of outputs from the model",
     )
+
+
+def places_of_weights(
+    config: Config, model: keras.Model, losses: Sequence[Any], weights: Any, y_pred: Any
+) -> list[int | None]:
+    """For each output, which of the weights by output is its own, flattened; None where it has none.
+
+    Args:
+      config, model: for errors.
+      losses: of those outputs, or None.
+      weights: those of an example by output, a dict by name or a tuple in order.
+      y_pred: the outputs that have labels.
+    """
+    names, count = _names_of_outputs(model, y_pred), len(keras.tree.flatten(y_pred))
+    if isinstance(weights, dict):
+        given, fits = f"weights of {', '.join(sorted(weights))}", weights.keys() <= set(names)
+    else:
+        given, fits = f"{len(weights)} arrays of weights", len(weights) == count and not isinstance(y_pred, dict)
+    reason = ""
+    if not fits or len(flatten(weights)) != len(weights):
+        names_of_all = ", ".join(names) or f"{count} without names"
+        reason = f"gives {given}, and the outputs of --model={config.model} that have labels are {names_of_all}"
+    elif all(loss is None for loss in losses):
+        reason = f"gives {given}, and no output of --model={config.model} has a loss that they could weigh"
+    if reason:
+        fix = "give one array of weights, of examples; or for outputs that have a loss, a dict of one by output"
+        raise UserError("dataset", config.dataset, reason, fix)
+    if not isinstance(weights, dict):
+        return list(range(count))
+    order = sorted(weights)
+    return [order.index(name) if name in weights else None for name in names]
 
 
 def per_output(config: Config, model: keras.Model, argument: str, given: Any, y_pred: Any) -> list[Any]:

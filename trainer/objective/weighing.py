@@ -26,6 +26,7 @@ class Losses:
       global_batch: B.
       places: name -> place among the model's outputs, flattened, of those that have labels; None: all have. The
         losses are of these, in this order.
+      weights: for each output its place among a batch's 'weights', flattened, or None.
     """
 
     def __init__(
@@ -36,15 +37,18 @@ class Losses:
         names: Sequence[str] | None,
         global_batch: int,
         places: Mapping[str, int] | None = None,
+        weights: Sequence[int | None] = (),
     ) -> None:
         self.flag, self._losses, self._factors = flag, losses, factors
         self._names, self._global_batch, self._places = names, global_batch, places
+        self._places_of_weights = weights
 
     def __call__(self, batch: Batch, y_pred: Any, own: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """(sum of weight * loss, sum of weight) over a replica's examples, each over B.
 
         Args:
-          batch: 'x', 'y' (b, ...), perhaps 'weight' (b,) or (b, time); y is () without labels.
+          batch: 'x', 'y' (b, ...), perhaps 'weight' (b,) or (b, time), and 'weights' of outputs, by which their losses
+            are multiplied; y is () without labels.
           y_pred: the outputs that have labels.
           own: what the model adds by add_loss() and by regularizers, each a mean over the replica's examples.
         """
@@ -52,15 +56,7 @@ class Losses:
         weights = self._weights(batch, [masks for *_, masks in found])
         objective, weight = ops.zeros((), "float32"), self._mean(weights)
         for factor, values, _ in found:
-            if values.shape[: len(weights.shape)] != weights.shape:
-                raise UserError(
-                    "model",
-                    self.flag,
-                    f"has a loss with values of shape {tuple(values.shape)}, and the weights are "
-                    f"{tuple(weights.shape)}",
-                    "give weights of examples (batch,) or of the loss's values; a mask counts as such weights",
-                )
-            objective += factor * self._mean(values * expand(weights, values))
+            objective += factor * self._mean(self._weighed(values, weights))
         for loss in own:
             objective += weight * ops.cast(loss, "float32")
         return objective, weight
@@ -68,6 +64,25 @@ class Losses:
     def labelled(self, outputs: Any) -> Any:
         """The outputs that losses and metrics compare with labels."""
         return outputs if self._places is None else labelled(outputs, self._places)
+
+    def metric_weights(self, batch: Batch, y_pred: Any) -> Any:
+        """Weights as Keras's metrics take them: of each output, with as many dims as its mask, by which they multiply.
+
+        None where a batch has none.
+        """
+        if not batch.keys() & {"weight", "weights"}:
+            return None
+
+        def of_output(output: Tensor, own: Tensor | None) -> Tensor:
+            weight = batch["weight"] if "weight" in batch else ops.ones((output.shape[0],))
+            for factor in (own, get_keras_mask(output)):
+                if factor is not None:
+                    weight = expand(weight, factor)
+            return weight if own is None else weight * expand(own, weight)
+
+        outputs = keras.tree.flatten(y_pred)
+        weights = [of_output(*pair) for pair in zip(outputs, self._own_weights(batch, outputs), strict=True)]
+        return keras.tree.pack_sequence_as(y_pred, weights)
 
     def check(self, own: Sequence[Tensor]) -> None:
         """Raises UserError where a model in training has neither a loss nor its own, or one that is no number."""
@@ -95,7 +110,10 @@ class Losses:
         found, y, examples = [], batch["y"], _examples(batch)
         targets = keras.tree.flatten(y) if self._names is None else [y[name] for name in self._names]
         targets = targets or [None] * len(outputs)
-        for loss, factor, target, output in zip(self._losses, self._factors, targets, outputs, strict=True):
+        weights = self._own_weights(batch, outputs)
+        for loss, factor, target, output, own in zip(
+            self._losses, self._factors, targets, outputs, weights, strict=True
+        ):
             if loss is None:
                 continue
             try:
@@ -125,8 +143,25 @@ class Losses:
                     "taken inside can't be weighted, padded or split over devices",
                     fix,
                 )
-            found.append((factor, values, masks))
+            found.append((factor, values if own is None else self._weighed(values, own), masks))
         return found
+
+    def _own_weights(self, batch: Batch, outputs: Sequence[Tensor]) -> list[Tensor | None]:
+        """For each output, the weights that it alone has."""
+        if "weights" not in batch:
+            return [None] * len(outputs)
+        flat = keras.tree.flatten(batch["weights"])
+        return [None if place is None else ops.cast(flat[place], "float32") for place in self._places_of_weights]
+
+    def _weighed(self, values: Tensor, weights: Tensor) -> Tensor:
+        if values.shape[: len(weights.shape)] != weights.shape:
+            raise UserError(
+                "model",
+                self.flag,
+                f"has a loss with values of shape {tuple(values.shape)}, and the weights are {tuple(weights.shape)}",
+                "give weights of examples (batch,) or of the loss's values; a mask counts as such weights",
+            )
+        return values * expand(weights, values)
 
     def _weights(self, batch: Batch, masks: list[Masks]) -> Tensor:
         """(b,) or (b, time): what examples weigh, and nothing where a mask leaves them out."""
@@ -135,8 +170,8 @@ class Losses:
                 "model",
                 self.flag,
                 "has several losses, of different masks: a step's loss is one mean over examples, by one weight",
-                "build its layers without mask_zero, leave out ignore_class, and let losses of your own be 0 where "
-                "there is padding",
+                "build its layers without mask_zero, leave out ignore_class, and let the source give weights by "
+                "output, 0 where there is padding",
             )
         weights = batch["weight"] if "weight" in batch else ops.ones((_examples(batch),))
         weights = ops.cast(weights, "float32")
@@ -164,16 +199,6 @@ def shapes(structure: Any) -> str:
 def _examples(batch: Batch) -> int:
     """b: how many examples a replica's batch has."""
     return int(keras.tree.flatten(batch["x"])[0].shape[0])
-
-
-def metric_weights(weight: Tensor | None, y_pred: Any) -> Any:
-    """Weights as Keras's metrics take them: of each output, with as many dims as its mask, by which they multiply."""
-
-    def of_output(output: Tensor) -> Tensor:
-        mask = get_keras_mask(output)
-        return weight if mask is None else expand(weight, mask)
-
-    return None if weight is None else keras.tree.map_structure(of_output, y_pred)
 
 
 def expand(w: Tensor, values: Tensor) -> Tensor:
