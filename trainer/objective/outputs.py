@@ -58,11 +58,11 @@ def places_of_weights(
     else:
         given, fits = f"{len(weights)} arrays of weights", len(weights) == count and not isinstance(y_pred, dict)
     reason = ""
-    if not fits or len(flatten(weights)) != len(weights):
+    if all(loss is None for loss in losses):
+        reason = f"gives {given}, and no output of --model={config.model} has a loss that they could weigh"
+    elif not fits or len(flatten(weights)) != len(weights):
         names_of_all = ", ".join(names) or f"{count} without names"
         reason = f"gives {given}, and the outputs of --model={config.model} that have labels are {names_of_all}"
-    elif all(loss is None for loss in losses):
-        reason = f"gives {given}, and no output of --model={config.model} has a loss that they could weigh"
     if reason:
         fix = "give one array of weights, of examples; or for outputs that have a loss, a dict of one by output"
         raise UserError("dataset", config.dataset, reason, fix)
