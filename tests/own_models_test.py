@@ -216,6 +216,10 @@ def without_labels():
     return np.random.default_rng(0).normal(size=(300, 6)).astype("float32")
 
 
+def weighed_without_labels():
+    return {"train": (without_labels(), None, {"decoded": np.ones(300)})}
+
+
 def streamed_without_labels():
     import tensorflow as tf
 
@@ -759,6 +763,9 @@ def test_outputs_are_weighed_apart(project, monkeypatch):
         final = summary(run)["final"]
         for name in ("loss", "tags_accuracy", "total_mae"):
             assert final[f"test_{name}"] == pytest.approx(found[name], rel=1e-5)
+    flags = ("--dataset=my_project:weighed_without_labels", "--model=my_project:Autoencoder", "--run_dir=other")
+    said = trainer("--backend=jax", *flags, cwd=project, code=2).stderr
+    assert "is given weights of decoded, and no output has a loss that they could weigh" in said
 
 
 def test_the_optimizer_of_a_compiled_model(project):

@@ -16,10 +16,10 @@ from input_pipeline.domains import Categories, Domain, Shares
 from input_pipeline.source import named_weights, read
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.objective.building import adds_losses
+from trainer.objective import building
 from trainer.objective.logits import gives_logits, takes_logits
 from trainer.objective.metrics import build_metrics, in_floats, is_keras_own, of_probabilities
-from trainer.objective.outputs import names_of_labels, per_output, places_of_labels, places_of_weights
+from trainer.objective.outputs import names_of_labels, names_of_outputs, per_output, places_of_labels
 from trainer.objective.trial import EXAMPLES, TOLERANCE, drawn, over_batches, several
 from trainer.objective.weighing import Losses, labelled, shapes
 
@@ -67,7 +67,7 @@ def compile_model(
     labels = keras.tree.flatten(y)
     loss, loss_weights = given.get("loss"), given.get("loss_weights")
     metrics = _both(given.get("metrics"), given.get("weighted_metrics"))
-    adds = model.compiled and loss is None and bool(labels) and adds_losses(model, dataset.spec[0])
+    adds = model.compiled and loss is None and bool(labels) and building.adds_losses(model, dataset.spec[0])
     if adds and not metrics:  # nothing compares labels with outputs, so they need not fit
         y, labels = (), []
     if loss is None and labels and not adds:
@@ -138,9 +138,7 @@ def compile_model(
     known = [_labels(loss, output) for loss, output in zip(found, outputs, strict=True)] if labels else []
     if names is not None:  # in the order in which a dict's are flattened
         known = [each for _, each in sorted(zip(names, known, strict=True), key=lambda pair: pair[0])]
-    apart = named_weights(dataset.spec[2:]).get("weights")
-    own = [] if apart is None else places_of_weights(config, model, found, apart, y_pred)
-    combined = Losses(config.model, found, weights, names, config.global_batch, places, own)
+    combined = Losses(config.model, found, weights, names, config.global_batch, places, names_of_outputs(model, y_pred))
     doubts = {"loss": ""}
     if loss is not None:
         doubts["loss"] = _try(combined, found, dataset, y, y_pred) or _broadcast(found, targets, outputs)
@@ -160,8 +158,8 @@ def _try(losses: Losses, found: Sequence[Any], dataset: Dataset, y: Any, y_pred:
     Returns:
       In words, that a loss mixes examples, as none of Keras's but one does; '' if none does, or it can't be tried.
     """
-    symbols = several((y, y_pred))
-    compute_output_spec(lambda y, y_pred: losses({"x": y_pred, "y": y}, y_pred, []), *symbols)
+    symbols = several((y, y_pred, building.symbols(named_weights(dataset.spec[2:]))))
+    compute_output_spec(lambda y, y_pred, weights: losses({"x": y_pred, "y": y} | weights, y_pred, []), *symbols)
     for each in found:
         if isinstance(each, keras.losses.Circle):
             return f"{each.name!r} mixes the examples of a logical replica: it compares them in pairs"

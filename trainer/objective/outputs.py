@@ -5,14 +5,13 @@ from typing import Any
 
 import keras
 
-from input_pipeline.structure import flatten
 from trainer.config import Config
 from trainer.errors import UserError
 
 
 def places_of_labels(model: keras.Model, losses: Sequence[Any], y: Any, y_pred: Any) -> dict[str, int] | None:
     """Where the outputs that have labels are among all, by name; None where all have, or an output has a loss alone."""
-    names = _names_of_outputs(model, y_pred)
+    names = names_of_outputs(model, y_pred)
     if not isinstance(y, dict) or not y.keys() < set(names):
         return None
     if any(loss is not None for name, loss in zip(names, losses, strict=True) if name not in y):
@@ -20,7 +19,7 @@ def places_of_labels(model: keras.Model, losses: Sequence[Any], y: Any, y_pred: 
     return {name: names.index(name) for name in sorted(y)}
 
 
-def _names_of_outputs(model: keras.Model, y_pred: Any) -> list[str]:
+def names_of_outputs(model: keras.Model, y_pred: Any) -> list[str]:
     """In the order in which the outputs are flattened; [] where they have no names."""
     return sorted(y_pred) if isinstance(y_pred, dict) else list(getattr(model, "output_names", []))
 
@@ -29,7 +28,7 @@ def names_of_labels(config: Config, model: keras.Model, y: Any, y_pred: Any) -> 
     """Names of the labels in the order of the outputs; None where labels and outputs come in one order."""
     if len(keras.tree.flatten(y)) < 2 or not (isinstance(y, dict) or isinstance(y_pred, dict)):
         return None
-    names = _names_of_outputs(model, y_pred)
+    names = names_of_outputs(model, y_pred)
     if isinstance(y, dict) and sorted(y) == sorted(names):
         return names
     labels = f"labels {', '.join(sorted(y))}" if isinstance(y, dict) else "labels without names"
@@ -41,42 +40,11 @@ def names_of_labels(config: Config, model: keras.Model, y: Any, y_pred: Any) -> 
     )
 
 
-def places_of_weights(
-    config: Config, model: keras.Model, losses: Sequence[Any], weights: Any, y_pred: Any
-) -> list[int | None]:
-    """For each output, which of the weights by output is its own, flattened; None where it has none.
-
-    Args:
-      config, model: for errors.
-      losses: of those outputs, or None.
-      weights: those of an example by output, a dict by name or a tuple in order.
-      y_pred: the outputs that have labels.
-    """
-    names, count = _names_of_outputs(model, y_pred), len(keras.tree.flatten(y_pred))
-    if isinstance(weights, dict):
-        given, fits = f"weights of {', '.join(sorted(weights))}", weights.keys() <= set(names)
-    else:
-        given, fits = f"{len(weights)} arrays of weights", len(weights) == count and not isinstance(y_pred, dict)
-    reason = ""
-    if all(loss is None for loss in losses):
-        reason = f"gives {given}, and no output of --model={config.model} has a loss that they could weigh"
-    elif not fits or len(flatten(weights)) != len(weights):
-        names_of_all = ", ".join(names) or f"{count} without names"
-        reason = f"gives {given}, and the outputs of --model={config.model} that have labels are {names_of_all}"
-    if reason:
-        fix = "give one array of weights, of examples; or for outputs that have a loss, a dict of one by output"
-        raise UserError("dataset", config.dataset, reason, fix)
-    if not isinstance(weights, dict):
-        return list(range(count))
-    order = sorted(weights)
-    return [order.index(name) if name in weights else None for name in names]
-
-
 def per_output(config: Config, model: keras.Model, argument: str, given: Any, y_pred: Any) -> list[Any]:
     """One entry per output from what compile() takes as an argument: a single one, a list, or a dict by output name."""
     outputs = keras.tree.flatten(y_pred)
     if isinstance(given, dict):
-        names = _names_of_outputs(model, y_pred)
+        names = names_of_outputs(model, y_pred)
         if unknown := sorted(given.keys() - set(names)):
             raise UserError(
                 "model",

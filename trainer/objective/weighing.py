@@ -26,7 +26,7 @@ class Losses:
       global_batch: B.
       places: name -> place among the model's outputs, flattened, of those that have labels; None: all have. The
         losses are of these, in this order.
-      weights: for each output its place among a batch's 'weights', flattened, or None.
+      outputs: names of these, if they have some.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Losses:
         names: Sequence[str] | None,
         global_batch: int,
         places: Mapping[str, int] | None = None,
-        weights: Sequence[int | None] = (),
+        outputs: Sequence[str] = (),
     ) -> None:
         self.flag, self._losses, self._factors = flag, losses, factors
         self._names, self._global_batch, self._places = names, global_batch, places
-        self._places_of_weights = weights
+        self._outputs = outputs
 
     def __call__(self, batch: Batch, y_pred: Any, own: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """(sum of weight * loss, sum of weight) over a replica's examples, each over B.
@@ -52,7 +52,7 @@ class Losses:
           y_pred: the outputs that have labels.
           own: what the model adds by add_loss() and by regularizers, each a mean over the replica's examples.
         """
-        found = self._values(batch, keras.tree.flatten(y_pred))
+        found = self._values(batch, keras.tree.flatten(y_pred), self._own_weights(batch, y_pred))
         weights = self._weights(batch, [masks for *_, masks in found])
         objective, weight = ops.zeros((), "float32"), self._mean(weights)
         for factor, values, _ in found:
@@ -80,9 +80,8 @@ class Losses:
                     weight = expand(weight, factor)
             return weight if own is None else weight * expand(own, weight)
 
-        outputs = keras.tree.flatten(y_pred)
-        weights = [of_output(*pair) for pair in zip(outputs, self._own_weights(batch, outputs), strict=True)]
-        return keras.tree.pack_sequence_as(y_pred, weights)
+        weights = map(of_output, keras.tree.flatten(y_pred), self._own_weights(batch, y_pred))
+        return keras.tree.pack_sequence_as(y_pred, list(weights))
 
     def check(self, own: Sequence[Tensor]) -> None:
         """Raises UserError where a model in training has neither a loss nor its own, or one that is no number."""
@@ -103,14 +102,15 @@ class Losses:
                 "let the source return (x, y), or call() use add_loss()",
             )
 
-    def _values(self, batch: Batch, outputs: list[Tensor]) -> list[tuple[float, Tensor, Masks]]:
-        """Each loss: its factor, its values (b, ...), and the masks of those that count."""
+    def _values(
+        self, batch: Batch, outputs: list[Tensor], weights: list[Tensor | None]
+    ) -> list[tuple[float, Tensor, Masks]]:
+        """Each loss: its factor, its values (b, ...) times its output's weights, and the masks of those that count."""
         if all(loss is None for loss in self._losses):
             return []
         found, y, examples = [], batch["y"], _examples(batch)
         targets = keras.tree.flatten(y) if self._names is None else [y[name] for name in self._names]
         targets = targets or [None] * len(outputs)
-        weights = self._own_weights(batch, outputs)
         for loss, factor, target, output, own in zip(
             self._losses, self._factors, targets, outputs, weights, strict=True
         ):
@@ -146,19 +146,39 @@ class Losses:
             found.append((factor, values if own is None else self._weighed(values, own), masks))
         return found
 
-    def _own_weights(self, batch: Batch, outputs: Sequence[Tensor]) -> list[Tensor | None]:
+    def _own_weights(self, batch: Batch, y_pred: Any) -> list[Tensor | None]:
         """For each output, the weights that it alone has."""
+        count = len(keras.tree.flatten(y_pred))
         if "weights" not in batch:
-            return [None] * len(outputs)
-        flat = keras.tree.flatten(batch["weights"])
-        return [None if place is None else ops.cast(flat[place], "float32") for place in self._places_of_weights]
+            return [None] * count
+        weights, names = batch["weights"], self._outputs
+        if isinstance(weights, dict):
+            given, fits = f"weights of {', '.join(sorted(weights))}", weights.keys() <= set(names)
+            found = [weights.get(name) for name in names]
+        else:
+            given, fits = f"{len(weights)} arrays of weights", not isinstance(y_pred, dict)
+            found = list(weights)
+        problem = ""
+        if all(loss is None for loss in self._losses):
+            problem = "no output has a loss that they could weigh"
+        elif not fits or len(found) != count or len(keras.tree.flatten(weights)) != len(weights):
+            problem = f"its outputs that have labels are {', '.join(names) or f'{count} without names'}"
+        if problem:
+            raise UserError(
+                "model",
+                self.flag,
+                f"is given {given}, and {problem}",
+                "let the source give one array of weights, of examples; or for outputs that have a loss, a dict of one "
+                "by output",
+            )
+        return [None if each is None else ops.cast(each, "float32") for each in found]
 
     def _weighed(self, values: Tensor, weights: Tensor) -> Tensor:
         if values.shape[: len(weights.shape)] != weights.shape:
             raise UserError(
                 "model",
                 self.flag,
-                f"has a loss with values of shape {tuple(values.shape)}, and the weights are {tuple(weights.shape)}",
+                f"has a loss with values of shape {shapes(values)}, and the weights are {shapes(weights)}",
                 "give weights of examples (batch,) or of the loss's values; a mask counts as such weights",
             )
         return values * expand(weights, values)
