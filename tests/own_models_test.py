@@ -761,7 +761,7 @@ def test_outputs_are_weighed_apart(project, monkeypatch):
             examples.weights["total"] = np.ones(77)
         found = model.evaluate(examples.x, examples.y, 77, 0, examples.weights, return_dict=True)
         final = summary(run)["final"]
-        for name in ("loss", "tags_accuracy", "total_mae"):
+        for name in ("loss", "tags_loss", "total_loss", "tags_accuracy", "total_mae"):
             assert final[f"test_{name}"] == pytest.approx(found[name], rel=1e-5)
     flags = ("--dataset=my_project:weighed_without_labels", "--model=my_project:Autoencoder", "--run_dir=other")
     said = trainer("--backend=jax", *flags, cwd=project, code=2).stderr

@@ -54,15 +54,16 @@ class Objective:
         self.skips, self._scaled = skips, scaled
         self._losses, self._computed = losses, computed
         self._takes_training = "training" in inspect.signature(model.call).parameters
-        # Metrics start from their reset state, which need not be zero.
+        # Metrics start from their reset state, which need not be zero. Losses that are told apart are sums like them.
         self._metrics_start = [ops.convert_to_numpy(v) for v in metrics.variables]
+        self._starts = [*self._metrics_start, *np.zeros(len(losses.names), np.float32)]
         # (n,) the sums of n arrays' squares; a strategy may have a faster way.
         self.squared_norms: Callable[[list[Tensor]], Tensor] = _squared_norms
         # Values of the metrics' variables -> {name: result}; a strategy may have compiled it.
         self.metric_results: Callable[[list[Any]], dict[str, Tensor]] = metrics.stateless_result
         self.generator: Generator | None = None  # what layers draw random numbers from; None: the backend's own
         # Where the parts of the totals' amounts end: objective, weight, gradients' norms, metrics.
-        sizes = [1, 1, len(model.trainable_variables), *(value.size for value in self._metrics_start)]
+        sizes = [1, 1, len(model.trainable_variables), *(value.size for value in self._starts)]
         self._ends = list(itertools.accumulate(sizes))
         self._is_seed = [is_seed(v) for v in model.non_trainable_variables]
 
@@ -91,8 +92,8 @@ class Objective:
             y_pred = self._losses.labelled(outputs)
             if training:
                 self._losses.check(own_losses)
-            objective, weight = self._losses(batch, y_pred, own_losses)
-            metrics = self._metric_sums(batch, y_pred)
+            objective, weight, apart = self._losses(batch, y_pred, own_losses)
+            metrics = [*self._metric_sums(batch, y_pred), *apart]
         new_state = [v for v, a_seed in zip(non_trainable, self._is_seed, strict=True) if not a_seed]
         sums = Sums(
             objective=objective,
@@ -148,7 +149,7 @@ class Objective:
         return Sums(
             ops.zeros((), "float32"),
             ops.zeros((), "float32"),
-            zeros(self._metrics_start),
+            zeros(self._starts),
             zeros(self.state_variables),
             zeros(self.model.trainable_variables if gradients else []),
         )
@@ -185,14 +186,14 @@ class Objective:
         return float(objective / weight) if weight else float("nan")
 
     def results(self, totals: Totals) -> dict[str, float]:
-        """'loss' and the metrics over the examples of some steps."""
+        """'loss', those of several outputs apart, and the metrics, over the examples of some steps."""
         results = {"loss": self.loss(totals)}
+        _, weight, _, *sums = np.split(ops.convert_to_numpy(totals.amounts), self._ends[:-1])
+        for name, total in zip(self._losses.names, sums[len(self._metrics_start) :], strict=True):
+            results[name] = float(total[0] / weight[0]) if weight else float("nan")
         if self.metrics.variables:
-            metrics = np.split(ops.convert_to_numpy(totals.amounts), self._ends[:-1])[3:]
-            values = [
-                (start + total.reshape(start.shape)).astype(start.dtype)
-                for start, total in zip(self._metrics_start, metrics, strict=True)
-            ]
+            pairs = zip(self._metrics_start, sums, strict=False)
+            values = [(start + total.reshape(start.shape)).astype(start.dtype) for start, total in pairs]
             for name, value in self.metric_results(values).items():
                 results[name] = float(ops.convert_to_numpy(value).mean())
         return results

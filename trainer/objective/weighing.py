@@ -42,9 +42,13 @@ class Losses:
         self.flag, self._losses, self._factors = flag, losses, factors
         self._names, self._global_batch, self._places = names, global_batch, places
         self._outputs = outputs
+        having = [name for name, loss in zip(outputs, losses, strict=False) if loss is not None]
+        self.names = [f"{name}_loss" for name in having] if len(having) > 1 else []  # of losses that are told apart
 
-    def __call__(self, batch: Batch, y_pred: Any, own: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """(sum of weight * loss, sum of weight) over a replica's examples, each over B.
+    def __call__(self, batch: Batch, y_pred: Any, own: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """(sum of weight * loss, sum of weight, the former by output) over a replica's examples, each over B.
+
+        By output, for those of `names`, the losses are not multiplied by their factors.
 
         Args:
           batch: 'x', 'y' (b, ...), perhaps 'weight' (b,) or (b, time), and 'weights' of outputs, by which their losses
@@ -55,11 +59,12 @@ class Losses:
         found = self._values(batch, keras.tree.flatten(y_pred), self._own_weights(batch, y_pred))
         weights = self._weights(batch, [masks for *_, masks in found])
         objective, weight = ops.zeros((), "float32"), self._mean(weights)
-        for factor, values, _ in found:
-            objective += factor * self._mean(self._weighed(values, weights))
+        apart = [self._mean(self._weighed(values, weights)) for _, values, _ in found]
+        for (factor, *_), loss in zip(found, apart, strict=True):
+            objective += factor * loss
         for loss in own:
             objective += weight * ops.cast(loss, "float32")
-        return objective, weight
+        return objective, weight, apart if self.names else []
 
     def labelled(self, outputs: Any) -> Any:
         """The outputs that losses and metrics compare with labels."""
