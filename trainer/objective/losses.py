@@ -66,6 +66,14 @@ def compile_model(
     given = model._compile_config.config if model.compiled else {}  # what compile() was called with
     labels = keras.tree.flatten(y)
     loss, loss_weights = given.get("loss"), given.get("loss_weights")
+    for things, each in (("outputs", y_pred), ("labels", y)):
+        if isinstance(each, dict) and any(map(keras.tree.is_nested, each.values())):
+            raise UserError(
+                "model",
+                config.model,
+                f"has {things} in a dict of which a value is no array: {shapes(each)}",
+                "give one dict of arrays for all outputs, and one for all labels",
+            )
     metrics = _both(given.get("metrics"), given.get("weighted_metrics"))
     adds = model.compiled and loss is None and bool(labels) and building.adds_losses(model, dataset.spec[0])
     if adds and not metrics:  # nothing compares labels with outputs, so they need not fit

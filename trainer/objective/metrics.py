@@ -111,7 +111,7 @@ def build_metrics(
             raise UserError(
                 "model",
                 config.model,
-                f"its metric {wrong}",
+                f"its metric {wrong} (labels {shapes(y)}, outputs {shapes(y_pred)})",
                 "add to its variables what each example gives, times its weight; a function gives one value per "
                 "example, such as ops.mean(..., axis=-1)",
             )

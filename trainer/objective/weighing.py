@@ -43,7 +43,8 @@ class Losses:
         self._names, self._global_batch, self._places = names, global_batch, places
         self._outputs = outputs
         having = [name for name, loss in zip(outputs, losses, strict=False) if loss is not None]
-        self.names = [f"{name}_loss" for name in having] if len(having) > 1 else []  # of losses that are told apart
+        of_each = len(set(having)) == len(having) > 1
+        self.names = [f"{name}_loss" for name in having] if of_each else []  # of losses that are told apart
 
     def __call__(self, batch: Batch, y_pred: Any, own: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """(sum of weight * loss, sum of weight, the former by output) over a replica's examples, each over B.
