@@ -399,6 +399,13 @@ class WeighsTooMuch:
     classes = 3
 
 
+def nested(input_shape):
+    x = keras.Input(input_shape)
+    model = keras.Model(x, {"a": keras.layers.Dense(3)(x), "b": {"c": keras.layers.Dense(3)(x)}})
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 class WeighsApart:
     train = Arrays(np.zeros((100, 8), np.float32), LABELS, {"wieghts": np.ones(100)})
     classes = 10
@@ -576,6 +583,10 @@ def project(tmp_path):
         (
             ["--dataset=user_project:WeighsApart", "--model=user_project:plain"],
             ["weights of wieghts", "--model=user_project:plain", "outputs that have labels are", "one by output"],
+        ),
+        (
+            ["--dataset=user_project:WeighsApart", "--model=user_project:nested"],
+            ["outputs in a dict of which a value is no array: (batch, 3), (batch, 3)", "one dict of arrays"],
         ),
         (
             ["--dataset=user_project:WeighsThreefold", "--model=user_project:plain"],
