@@ -212,6 +212,24 @@ def compiled_for_both(model):
     return model
 
 
+def words(weighs):
+    words = np.random.default_rng(0).integers(1, 20, (400, 8)) * (np.arange(8) < 3 + np.arange(400)[:, None] % 6)
+    labels = {"first": words[:, 0], "each": words}
+    weights = {"each": 1.5 * (words > 0) if weighs == "words" else np.full(words.shape, 1.5)}
+    examples = words.astype("int32"), {name: label.astype("int32") for name, label in labels.items()}, weights
+    return {"train": examples, "evaluation": keras.tree.map_structure(lambda array: array[:77], examples)}
+
+
+def of_words(masks):
+    x = keras.Input((8,), dtype="int32")
+    embedded = keras.layers.Embedding(20, 8, mask_zero=masks)(x)
+    first, each = keras.layers.Dense(20, name="first")(embedded[:, 0]), keras.layers.Dense(20, name="each")(embedded)
+    model = keras.Model(x, [first, each])
+    of_classes = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", [of_classes, of_classes], weighted_metrics=[["accuracy"], ["accuracy"]])
+    return model
+
+
 def without_labels():
     return np.random.default_rng(0).normal(size=(300, 6)).astype("float32")
 
@@ -766,6 +784,18 @@ def test_outputs_are_weighed_apart(project, monkeypatch):
     flags = ("--dataset=my_project:weighed_without_labels", "--model=my_project:Autoencoder", "--run_dir=other")
     said = trainer("--backend=jax", *flags, cwd=project, code=2).stderr
     assert "is given weights of decoded, and no output has a loss that they could weigh" in said
+
+
+def test_the_mask_of_an_output_that_is_weighed_apart_is_part_of_its_weights(project):
+    """The other outputs need none, or another."""
+    for backend in BACKENDS:
+        for weighs, masks in (("words", False), ("all", True)):
+            flags = (f"--dataset=my_project:words({weighs=})", f"--model=my_project:of_words({masks=})", "--replicas=2")
+            run = f"--run_dir={backend} {masks}"
+            trainer(f"--backend={backend}", *flags, "--steps=20", "--log_every=1", run, cwd=project)
+    finals = [summary(project / f"{backend} {masks}")["final"] for backend in BACKENDS for masks in (False, True)]
+    assert all(final == pytest.approx(finals[0], rel=1e-5) for final in finals)
+    assert finals[0]["test_loss"] == pytest.approx(finals[0]["test_first_loss"] + finals[0]["test_each_loss"], rel=1e-5)
 
 
 def test_the_optimizer_of_a_compiled_model(project):

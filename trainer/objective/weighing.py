@@ -58,7 +58,7 @@ class Losses:
           own: what the model adds by add_loss() and by regularizers, each a mean over the replica's examples.
         """
         found = self._values(batch, keras.tree.flatten(y_pred), self._own_weights(batch, y_pred))
-        weights = self._weights(batch, [masks for *_, masks in found])
+        weights = self._weights(batch, [masks for *_, masks in found if masks is not None])
         objective, weight = ops.zeros((), "float32"), self._mean(weights)
         apart = [self._mean(self._weighed(values, weights)) for _, values, _ in found]
         for (factor, *_), loss in zip(found, apart, strict=True):
@@ -110,11 +110,14 @@ class Losses:
 
     def _values(
         self, batch: Batch, outputs: list[Tensor], weights: list[Tensor | None]
-    ) -> list[tuple[float, Tensor, Masks]]:
-        """Each loss: its factor, its values (b, ...) times its output's weights, and the masks of those that count."""
+    ) -> list[tuple[float, Tensor, Masks | None]]:
+        """Each loss: its factor, its values (b, ...), and the masks of those that count.
+
+        Of an output that has weights of its own, its masks are part of them: the values are times both.
+        """
         if all(loss is None for loss in self._losses):
             return []
-        found, y, examples = [], batch["y"], _examples(batch)
+        found, y, examples = list[tuple[float, Tensor, Masks | None]](), batch["y"], _examples(batch)
         targets = keras.tree.flatten(y) if self._names is None else [y[name] for name in self._names]
         targets = targets or [None] * len(outputs)
         for loss, factor, target, output, own in zip(
@@ -133,7 +136,7 @@ class Losses:
                     "let the last layers give what the loss compares with a label (is a Flatten missing?), "
                     "or compile it with another loss; without one, if call() adds all of it by add_loss()",
                 ) from error
-            masks = (get_keras_mask(output), get_keras_mask(values))
+            masks: Masks | None = (get_keras_mask(output), get_keras_mask(values))
             if len(values.shape) and values.shape[0] is None:  # TensorFlow has lost sight of it
                 values = ops.reshape(values, (examples, *values.shape[1:]))
             if values.shape[:1] != (examples,):
@@ -149,7 +152,9 @@ class Losses:
                     "taken inside can't be weighted, padded or split over devices",
                     fix,
                 )
-            found.append((factor, values if own is None else self._weighed(values, own), masks))
+            if own is not None:
+                values, masks = self._weighed(values, _masked(own, masks or ())), None
+            found.append((factor, values, masks))
         return found
 
     def _own_weights(self, batch: Batch, y_pred: Any) -> list[Tensor | None]:
@@ -196,15 +201,11 @@ class Losses:
                 "model",
                 self.flag,
                 "has several losses, of different masks: a step's loss is one mean over examples, by one weight",
-                "build its layers without mask_zero, leave out ignore_class, and let the source give weights by "
-                "output, 0 where there is padding",
+                "let the source give weights by output for those that have masks (docs/data.md); or build its layers "
+                "without mask_zero, and leave out ignore_class",
             )
         weights = batch["weight"] if "weight" in batch else ops.ones((_examples(batch),))
-        weights = ops.cast(weights, "float32")
-        for mask in masks[0] if masks else ():
-            if mask is not None:
-                weights = expand(weights, mask) * expand(ops.cast(mask, "float32"), weights)
-        return weights
+        return _masked(ops.cast(weights, "float32"), masks[0] if masks else ())
 
     def _mean(self, values: Tensor) -> Tensor:
         """A replica's part of the mean over the global batch; of values (b, time), of their mean over time."""
@@ -225,6 +226,14 @@ def shapes(structure: Any) -> str:
 def _examples(batch: Batch) -> int:
     """b: how many examples a replica's batch has."""
     return int(keras.tree.flatten(batch["x"])[0].shape[0])
+
+
+def _masked(weights: Tensor, masks: Masks) -> Tensor:
+    """Weights (b,) or (b, time), and nothing where a mask leaves them out."""
+    for mask in masks:
+        if mask is not None:
+            weights = expand(weights, mask) * expand(ops.cast(mask, "float32"), weights)
+    return weights
 
 
 def expand(w: Tensor, values: Tensor) -> Tensor:
