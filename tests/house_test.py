@@ -22,7 +22,7 @@ FLOORS = {"input_pipeline.cgroups": 0, "input_pipeline": 1} | {
             """,
             "loading",
             """
-            callbacks checkpoint guard models monitoring.board objective optimizers perturbation program prometheus
+            best callbacks checkpoint guard models monitoring.board objective optimizers perturbation program prometheus
             recovery reporting step storage sums
             """,
             "assembly copies strategies",
@@ -38,6 +38,7 @@ FLOORS = {"input_pipeline.cgroups": 0, "input_pipeline": 1} | {
 PACKAGES = {"numpy": 1, "tensorflow": 1, "keras": 2, "tensorboard": 2, "jax": 3}
 FLAGS = [
     "backend",
+    "best",
     "cache",
     "callbacks",
     "cluster",
@@ -127,7 +128,7 @@ def test_flags_are_these():
     values = flags.FlagValues()
     define_flags(values)
     assert sorted(FLAGS) == sorted(name for name in values if name in Config.__dataclass_fields__)
-    assert len(FLAGS) <= 37
+    assert len(FLAGS) <= 38
     for name in FLAGS:
         assert values[name].help
 

@@ -283,3 +283,15 @@ def test_retention(tmp_path):
     best = summary(tmp_path)["best"]["step"]
     assert set(kept) == {190, 200, best} | set(kept[-2:])
     assert len(kept) <= 3
+
+
+@pytest.mark.parametrize(("best", "of"), [("val_accuracy", max), ("val_accuracy(mode='min')", min), ("val_loss", min)])
+def test_the_best_checkpoint_is_best_in_what_is_asked_for(best, of, tmp_path):
+    """Over a stop in between, too."""
+    flags = ("--backend=jax", "--optimizer=sgd", "--learning_rate=1", "--keep=1", f"--run_dir={tmp_path}")
+    for steps in (120, 200):
+        trainer(*flags, f"--best={best}", f"--steps={steps}")
+    found = {line["step"]: line[best.partition("(")[0]] for line in lines(tmp_path) if "val_loss" in line}
+    told = summary(tmp_path)["best"]
+    assert len(found) > 8 and told["step"] == of(found, key=found.get)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {f"{told['step']:08d}", "00000200"}

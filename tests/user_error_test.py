@@ -406,6 +406,10 @@ def nested(input_shape):
     return model
 
 
+class TrainsAlone:
+    train = Arrays(np.zeros((100, 8), np.float32), LABELS % 3)
+
+
 class WeighsApart:
     train = Arrays(np.zeros((100, 8), np.float32), LABELS, {"wieghts": np.ones(100)})
     classes = 10
@@ -505,6 +509,12 @@ def project(tmp_path):
         (["--dataset=user_project:words"], ["an array has dtype <U3: give numbers", "numpy.unique"]),
         (["--dataset=user_project:Rows", "--cache=."], [". is a directory", "--cache"]),
         (["--schedule=sawtooth"], ["--schedule=sawtooth", "cosine"]),
+        (["--best=val_f"], ["--best=val_f: is no metric of this run's evaluations", "val_loss, val_accuracy"]),
+        (["--best=val_accuracy(most=1)"], ["--best=val_accuracy(most=1)", "takes mode='min' or mode='max'"]),
+        (
+            ["--best=val_f", "--dataset=user_project:TrainsAlone", "--model=user_project:plain"],
+            ["--best=val_f: is never computed", "--validation_fraction"],
+        ),
         (["--callbacks=EarlyStopping(restore_best_weights=True)"], ["restore_best_weights", "the best one is kept"]),
         (["--run_dir=run/checkpoints/00000045"], ["is a checkpoint of the run run", "--initialize_from"]),
         (

@@ -149,7 +149,7 @@ def _check_saves(spec: str, kind: Any) -> None:
             "callbacks",
             spec,
             "would save beside the run's own checkpoints",
-            "use --save_every and --keep",
+            "use --save_every, --keep and --best",
         )
 
 

@@ -102,6 +102,7 @@ class Config:
         "1epoch", "Interval between checkpoints: 100 (steps), 1epoch, 10min or never; the end is always saved."
     )
     keep: int = _flag(3, "Number of newest checkpoints to keep, besides the best one.")
+    best: str = _flag("val_loss", "What the best checkpoint is best in: val_accuracy, val_errors(mode='min').")
     keep_every: str = _flag("never", "Interval between checkpoints that are never deleted: 1000 (steps), 10epoch.")
     profile_steps: str = _flag("", "Steps first,last between which a profiler trace is written.")
     device_memory: str = _flag("", "Memory of a device that `explain` assumes, for example 80GiB.")

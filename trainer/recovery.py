@@ -44,6 +44,7 @@ class Recovery:
       peers: the processes.
       probe: the loss of a few examples with the variables as they are; None where they don't come before a stop.
       kept: whether the checkpoint of a step is to stay for ever.
+      judged_by: the metric that the best checkpoint is best in, and 'min' or 'max'.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class Recovery:
         peers: Peers,
         probe: Callable[[], float | None],
         kept: Callable[[int], bool],
+        judged_by: tuple[str, str],
     ) -> None:
         self._config, self._directory, self._program, self._peers = config, directory, program, peers
-        self._probe, self._kept = probe, kept
+        self._probe, self._kept, self._judged_by = probe, kept, judged_by
         self.best: dict[str, Any] = {}  # 'step' and metrics of the best evaluation
         self._damaged: list[str] = []
         self._unsound = ""  # what was not finite in the last state that was to be written
@@ -149,7 +151,7 @@ class Recovery:
         self._committed = False
         if last:
             self._writer.wait()
-        if np.isfinite(metrics.get("val_loss", np.nan)):  # nothing is better than what is no number
+        if np.isfinite(metrics.get(self._judged_by[0], np.nan)):  # nothing is better than what is no number
             self._when_best.on_epoch_end(step, metrics)
         if due and not self._committed:
             self._when_due.on_epoch_end(step, metrics)
@@ -157,7 +159,7 @@ class Recovery:
     def save_weights(self, filepath: str, overwrite: bool = True) -> None:
         """What the two ModelCheckpoints call in a model's place: commits the whole run, never in place."""
         self._committed = True
-        if self._when_best.best != self.best.get("val_loss"):
+        if self._when_best.best != self.best.get(self._judged_by[0]):
             self.best = self._state["metrics"] | {"step": self._state["step"]}
         if not all(self._peers.gather(self._writer.is_ready())):
             return
@@ -209,16 +211,11 @@ class Recovery:
 
     def _watch(self, best: dict[str, Any]) -> None:
         """Makes the two Keras callbacks that decide when a checkpoint is written."""
-        self.best = best
+        self.best, (metric, mode) = best, self._judged_by
         path = str(pathlib.Path(self._directory.checkpoints, checkpoint.WEIGHTS))
         self._when_due = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
         self._when_best = keras.callbacks.ModelCheckpoint(
-            path,
-            monitor="val_loss",
-            mode="min",
-            save_best_only=True,
-            save_weights_only=True,
-            initial_value_threshold=best.get("val_loss"),
+            path, metric, 0, True, True, mode, initial_value_threshold=best.get(metric)
         )
         for callback in (self._when_due, self._when_best):
             callback.set_model(self)

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from trainer import best, copies
 from trainer import callbacks as keras_callbacks
-from trainer import copies
 from trainer.assembly import Assembly
 from trainer.clock import Clock
 from trainer.errors import UserError
@@ -43,7 +43,8 @@ class Training:
         self.clock = Clock.of(config, parts.steps, len(parts.dataset.train))
         kept = functools.partial(self.clock.falls_on, "keep")
         self._probe = functools.partial(parts.probe, ledger, self.is_told)
-        self.recovery = Recovery(config, directory, parts.program, parts.peers, self._probe, kept)
+        judged_by = best.judged_by(config, parts.program, parts.dataset)
+        self.recovery = Recovery(config, directory, parts.program, parts.peers, self._probe, kept, judged_by)
         self._preemption = Preemption(directory.deadline, chief)
         with ledger("restore"):
             restored = self._restore()
