@@ -95,7 +95,8 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
         f"learning rate {how['learning_rate']:g} ({how['schedule']})",
         **program.doubts,
         "memory": f"{size(variables)} of variables + {size(gradients)} of gradients on each device, and activations",
-        "saving": f"{often} to {directory / 'checkpoints'}, the newest {config.keep} and the best by {config.best} are kept",
+        "saving": f"{often} to {directory / 'checkpoints'}, the newest {config.keep} and the best by {config.best} are "
+        "kept",
         **({"tracing": traced} if (traced := tracing.words(config, parts.steps, directory / "tensorboard")) else {}),
         "continue": config.command(),
         "watch": f"tensorboard --logdir {shlex.quote(str(directory / 'tensorboard'))}",
