@@ -56,7 +56,7 @@ class Objective:
         self._takes_training = "training" in inspect.signature(model.call).parameters
         # Metrics start from their reset state, which need not be zero. Losses that are told apart are sums like them.
         self._metrics_start = [ops.convert_to_numpy(v) for v in metrics.variables]
-        self._starts = [*self._metrics_start, *np.zeros(len(losses.names), np.float32)]
+        self._starts = self._metrics_start + [np.zeros(len(losses.names), np.float32)] * bool(losses.names)
         # (n,) the sums of n arrays' squares; a strategy may have a faster way.
         self.squared_norms: Callable[[list[Tensor]], Tensor] = _squared_norms
         # Values of the metrics' variables -> {name: result}; a strategy may have compiled it.
@@ -189,10 +189,10 @@ class Objective:
         """'loss', those of several outputs apart, and the metrics, over the examples of some steps."""
         results = {"loss": self.loss(totals)}
         _, weight, _, *sums = np.split(ops.convert_to_numpy(totals.amounts), self._ends[:-1])
-        for name, total in zip(self._losses.names, sums[len(self._metrics_start) :], strict=True):
-            results[name] = float(total[0] / weight[0]) if weight else float("nan")
+        if names := self._losses.names:
+            results |= zip(names, (sums.pop() / (weight or math.nan)).tolist(), strict=True)
         if self.metrics.variables:
-            pairs = zip(self._metrics_start, sums, strict=False)
+            pairs = zip(self._metrics_start, sums, strict=True)
             values = [(start + total.reshape(start.shape)).astype(start.dtype) for start, total in pairs]
             for name, value in self.metric_results(values).items():
                 results[name] = float(ops.convert_to_numpy(value).mean())

@@ -43,13 +43,13 @@ class Losses:
         self._names, self._global_batch, self._places = names, global_batch, places
         self._outputs = outputs
         having = [name for name, loss in zip(outputs, losses, strict=False) if loss is not None]
-        of_each = len(set(having)) == len(having) > 1
-        self.names = [f"{name}_loss" for name in having] if of_each else []  # of losses that are told apart
+        apart = len(outputs) == len(losses) and len(set(having)) == len(having) > 1
+        self.names = [f"{name}_loss" for name in having] if apart else []  # of losses that are told apart
 
     def __call__(self, batch: Batch, y_pred: Any, own: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """(sum of weight * loss, sum of weight, the former by output) over a replica's examples, each over B.
 
-        By output, for those of `names`, the losses are not multiplied by their factors.
+        By output, those of `names` are one array (names,), not multiplied by their factors; none where there are none.
 
         Args:
           batch: 'x', 'y' (b, ...), perhaps 'weight' (b,) or (b, time), and 'weights' of outputs, by which their losses
@@ -65,7 +65,7 @@ class Losses:
             objective += factor * loss
         for loss in own:
             objective += weight * ops.cast(loss, "float32")
-        return objective, weight, apart if self.names else []
+        return objective, weight, [ops.stack(apart)] if self.names else []
 
     def labelled(self, outputs: Any) -> Any:
         """The outputs that losses and metrics compare with labels."""
