@@ -17,6 +17,7 @@ BACKENDS = ["tensorflow", "jax"]
 PROJECT = """
 import keras
 import numpy as np
+from input_pipeline import digits
 from input_pipeline.source import Arrays
 
 
@@ -445,6 +446,18 @@ def falling():
     return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8)
 
 
+class Uses(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        x, y = digits.load().evaluation.read(np.arange(360))
+        found = self.model.evaluate(x, y, 360, verbose=0, return_dict=True)
+        assert np.isclose(found["loss"], logs["val_loss"], rtol=1e-5), (found, logs)
+        assert np.allclose(self.model.predict(x, 360, verbose=0), self.model(x), rtol=1e-5, atol=1e-5)
+        self.model.save_weights("used.weights.h5")
+        kept = self.model.get_weights()
+        self.model.load_weights("used.weights.h5")
+        assert all(map(np.array_equal, kept, self.model.get_weights()))
+
+
 class Note(keras.callbacks.Callback):
     def __init__(self, path):
         super().__init__()
@@ -848,6 +861,17 @@ def test_keras_callbacks(where, project):
     notes = (project / "notes.txt").read_text().splitlines()
     assert notes[0] == "0 0.02 25 ['accuracy', 'learning_rate', 'loss', 'val_accuracy', 'val_loss']"
     assert len(notes) == sum("val_loss" in line for line in logged)
+
+
+@pytest.mark.parametrize(
+    "where", [("--strategy=device_mesh", "--devices=2", "--layout=fsdp"), ("--strategy=mirrored", "--devices=2")]
+)
+def test_a_callback_can_use_the_model(where, project):
+    """It is as it stands after the epoch, and the run goes on with it as if nobody had looked."""
+    flags = (*where, "--epochs=3")
+    trainer(*flags, "--callbacks=my_project:Uses", "--run_dir=used", cwd=project)
+    trainer(*flags, "--run_dir=left_alone", cwd=project)
+    assert summary(project / "used")["weights_sha256"] == summary(project / "left_alone")["weights_sha256"]
 
 
 def test_a_callback_s_rate_does_not_fall_anew_at_each_start(project):
