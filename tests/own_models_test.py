@@ -773,7 +773,7 @@ def test_outputs_are_weighed_apart(project, monkeypatch):
     """As fit() takes weights by output: they multiply its loss, in a mean over all examples, and weigh its metrics."""
     monkeypatch.syspath_prepend(project)
     my_project = importlib.import_module("my_project")
-    for weighs, named in (("total tags", True), ("tags", True), ("total tags", False), ("in order", False)):
+    for weighs, named in (("total tags", True), ("tags", False), ("in order", False)):
         flags = (f"--dataset=my_project:tagged(weighs={weighs!r})", f"--model=my_project:tagger_and_adder({named=})")
         wheres, curves = [["--backend=jax"]], []
         if weighs == "total tags":
@@ -801,12 +801,12 @@ def test_outputs_are_weighed_apart(project, monkeypatch):
 
 def test_the_mask_of_an_output_that_is_weighed_apart_is_part_of_its_weights(project):
     """The other outputs need none, or another."""
-    for backend in BACKENDS:
-        for weighs, masks in (("words", False), ("all", True)):
-            flags = (f"--dataset=my_project:words({weighs=})", f"--model=my_project:of_words({masks=})", "--replicas=2")
-            run = f"--run_dir={backend} {masks}"
-            trainer(f"--backend={backend}", *flags, "--steps=20", "--log_every=1", run, cwd=project)
-    finals = [summary(project / f"{backend} {masks}")["final"] for backend in BACKENDS for masks in (False, True)]
+    finals = []
+    for backend, weighs, masks in (("jax", "words", False), ("jax", "all", True), ("tensorflow", "all", True)):
+        flags = (f"--dataset=my_project:words({weighs=})", f"--model=my_project:of_words({masks=})", "--replicas=2")
+        run = f"--run_dir={len(finals)}"
+        trainer(f"--backend={backend}", *flags, "--steps=20", run, cwd=project)
+        finals.append(summary(project / str(len(finals)))["final"])
     assert all(final == pytest.approx(finals[0], rel=1e-5) for final in finals)
     assert finals[0]["test_loss"] == pytest.approx(finals[0]["test_first_loss"] + finals[0]["test_each_loss"], rel=1e-5)
 
