@@ -184,7 +184,7 @@ class Tagged:
         weights = {"tags": random.random((examples, 6)) < 0.3, "total": random.random(examples)}
         if weighs == "in order":
             labels, weights = [*labels.values()], [*weights.values()]
-        elif weighs:
+        else:
             weights = {name: weights[name] for name in weighs.split()}
         self.y, self.weights = labels, weights
 

@@ -406,6 +406,17 @@ def nested(input_shape):
     return model
 
 
+def anti_accuracy(y, y_pred):
+    return 1 - keras.metrics.sparse_categorical_accuracy(y, y_pred)
+
+
+def of_two_minds():
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(10)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, metrics=["accuracy", anti_accuracy])
+    return model
+
+
 class TrainsAlone:
     train = Arrays(np.zeros((100, 8), np.float32), LABELS % 3)
 
@@ -510,6 +521,10 @@ def project(tmp_path):
         (["--dataset=user_project:Rows", "--cache=."], [". is a directory", "--cache"]),
         (["--schedule=sawtooth"], ["--schedule=sawtooth", "cosine"]),
         (["--best=val_f"], ["--best=val_f: is no metric of this run's evaluations", "val_loss, val_accuracy"]),
+        (
+            ["--best=val_anti_accuracy", "--model=user_project:of_two_minds"],
+            ["--best=val_anti_accuracy", "whether more is better", "mode='min'"],
+        ),
         (["--best=val_accuracy(most=1)"], ["--best=val_accuracy(most=1)", "takes mode='min' or mode='max'"]),
         (
             ["--best=val_f", "--dataset=user_project:TrainsAlone", "--model=user_project:plain"],

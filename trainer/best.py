@@ -32,9 +32,13 @@ def judged_by(config: Config, program: Program, dataset: Dataset) -> tuple[str, 
         raise wrong("is no metric of this run's evaluations", f"give one of {', '.join([loss, *metrics])}")
     if mode is None and name.endswith("_loss"):
         mode = "min"
-    for metric in program.objective.metrics.metrics:
-        if mode is None and name.endswith(f"_{metric.name}"):  # perhaps with the name of its output before it
-            mode = _MODES.get(getattr(metric, "_direction", ""))
     if mode is None:
-        raise wrong("is a metric of which Keras does not know whether more is better", f"say {name}(mode='max')")
+        # Its output's name may stand before a metric's; of "my_accuracy" and "accuracy" the longer one is meant.
+        fitting = [each for each in program.objective.metrics.metrics if name.endswith(f"_{each.name}")]
+        longest = max((len(each.name) for each in fitting), default=0)
+        modes = {_MODES.get(getattr(each, "_direction", "")) for each in fitting if len(each.name) == longest}
+        mode = modes.pop() if len(modes) == 1 else None
+    if mode is None:
+        fix = f"say {name}(mode='max'), or mode='min'"
+        raise wrong("is a metric of which Keras does not know whether more is better", fix)
     return name, mode
