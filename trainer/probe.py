@@ -25,6 +25,7 @@ from trainer.errors import OK
 from trainer.objective import logits, trial
 from trainer.objective.randomness import is_seed
 from trainer.peers import Peers
+from trainer.sums import is_overwritten
 
 EXAMPLES = 4
 Close = Callable[[Any, Any], bool]
@@ -103,6 +104,12 @@ def _model(parts: Assembly) -> list[Finding]:
                 "sharing a batch out changes the training"
             )
             return [*found, Finding(differing, problem)]
+    if overwritten := [variable.path for variable in model.trainable_variables if is_overwritten(variable)]:
+        problem = (
+            "is overwritten at each step, as the scales of float8 are, with what the examples of a logical replica "
+            "come to: the curve depends on --replicas, not on devices"
+        )
+        found.append(Finding(f"variable {overwritten[0]}", problem, breaks=False))
     return found
 
 

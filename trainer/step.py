@@ -24,7 +24,7 @@ from trainer.objective import logits, lookups
 from trainer.objective.purity import pure
 from trainer.objective.randomness import Generator, drawn_from, is_seed
 from trainer.objective.weighing import Losses
-from trainer.sums import NEVER, Counts, Outcome, Sums, Tensor, Totals
+from trainer.sums import NEVER, Counts, Outcome, Sums, Tensor, Totals, is_integer, is_overwritten
 
 _GOLDEN = 0x9E3779B9
 
@@ -65,6 +65,8 @@ class Objective:
         # Where the parts of the totals' amounts end: objective, weight, gradients' norms, metrics.
         sizes = [1, 1, len(model.trainable_variables), *(value.size for value in self._starts)]
         self._ends = list(itertools.accumulate(sizes))
+        # Of what is no gradient, there is no norm.
+        self._descends = np.array([not is_overwritten(v) for v in model.trainable_variables], np.float32)
         self._is_seed = [is_seed(v) for v in model.non_trainable_variables]
 
     @property
@@ -162,7 +164,9 @@ class Objective:
         """What complete sums come to; their gradients are those of the loss times its scale."""
         norms, healthy = ops.zeros((len(self.model.trainable_variables),), "float32"), ops.isfinite(sums.objective)
         if sums.gradients:
-            norms = self.squared_norms(sums.gradients) * ops.square(_scale(sums) / loss_scale)
+            norms = self.squared_norms(sums.gradients) * ops.square(sums.scale / loss_scale)
+            if not self._descends.all():
+                norms *= self._descends
             if self._scaled:  # the optimizer leaves a step out whose gradients overflow
                 norms = ops.where(ops.isfinite(ops.sum(norms)), norms, 0.0)
             else:
@@ -209,41 +213,11 @@ class Objective:
         return {layer: math.sqrt(square / steps) for layer, square in squares.items()}
 
 
-def mean_gradients(sums: Sums, trainable: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients of the mean loss over the global batch, in the variables' dtype; in float32 if they have several.
-
-    An optimizer casts them anyhow; but what it clips by one norm, TensorFlow can't multiply in several dtypes by it.
-    """
-    scale, dtypes = _scale(sums), {keras.backend.standardize_dtype(v.dtype) for v in trainable}
-    dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
-    return [ops.cast(g * scale, dtype) for g in sums.gradients]
-
-
 def _squared_norms(arrays: list[Tensor]) -> Tensor:
     return ops.stack([ops.sum(ops.square(array)) for array in arrays])
 
 
-def _scale(sums: Sums) -> Tensor:
-    """What makes a mean of sums. One division: by a factor, compilers multiply where a gradient is used."""
-    return 1.0 / ops.where(sums.weight > 0, sums.weight, 1.0)
-
-
-def mean_state(sums: Sums, state: Sequence[Tensor], replicas: int) -> list[Tensor]:
-    """The state moved by the mean of the replicas' changes; what none of them changed stays to the bit."""
-
-    def moved(old: Tensor, change: Tensor) -> Tensor:
-        if _is_integer(old):
-            return old + ops.cast(ops.cast(change / replicas, "int32"), old.dtype)
-        return ops.cast(ops.cast(old, "float32") + change / replicas, old.dtype)
-
-    return [moved(old, change) for old, change in zip(state, sums.state, strict=True)]
-
-
 def _change(new: Tensor, old: Tensor) -> Tensor:
     """new - old in float32, which holds a counter's step, but not a large counter."""
-    common = "int32" if _is_integer(old) else "float32"  # of unsigned ones modulo 2**32, as they count
+    common = "int32" if is_integer(old) else "float32"  # of unsigned ones modulo 2**32, as they count
     return ops.cast(ops.cast(new, common) - ops.cast(old, common), "float32")
-
-
-def _is_integer(array: Tensor) -> bool:
-    return "int" in keras.backend.standardize_dtype(array.dtype)

@@ -1,7 +1,9 @@
 """What travels: values of variables, sums over examples, and totals over steps. Legend: see trainer/step.py."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -31,7 +33,8 @@ class Sums(NamedTuple):
       weight: () sum of the examples' weights, over B.
       metrics: what the examples add to each metric variable.
       state: change of each state variable.
-      gradients: d objective / d trainable, one per trainable variable; [] in evaluation.
+      gradients: d objective / d trainable, one per trainable variable; [] in evaluation. Of a variable that Keras
+        overwrites with its gradient, such as the scales of float8, the value that the replica would give it.
     """
 
     objective: Tensor
@@ -39,6 +42,36 @@ class Sums(NamedTuple):
     metrics: list[Tensor]
     state: list[Tensor]
     gradients: list[Tensor]
+
+    @property
+    def scale(self) -> Tensor:
+        """What makes a mean of sums. One division: by a factor, compilers multiply where a gradient is used."""
+        return 1.0 / ops.where(self.weight > 0, self.weight, 1.0)
+
+    def mean_gradients(self, variables: Sequence[keras.Variable], replicas: int) -> list[Tensor]:
+        """Of complete sums, what an optimizer is to apply: gradients of the mean loss over the global batch.
+
+        In the variables' dtype; in float32 if they have several. An optimizer casts them anyhow; but what it clips by
+        one norm, TensorFlow can't multiply in several dtypes by it.
+
+        Args:
+          variables: the trainable ones; those that are overwritten, with the mean of what the replicas give them.
+          replicas: V.
+        """
+        scale, dtypes = self.scale, {keras.backend.standardize_dtype(v.dtype) for v in variables}
+        dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
+        pairs = zip(self.gradients, variables, strict=True)
+        return [ops.cast(g * (1.0 / replicas if is_overwritten(v) else scale), dtype) for g, v in pairs]
+
+    def mean_state(self, state: Sequence[Tensor], replicas: int) -> list[Tensor]:
+        """Of complete sums, the state moved by the mean of the changes; what no replica changed stays to the bit."""
+
+        def moved(old: Tensor, change: Tensor) -> Tensor:
+            if is_integer(old):
+                return old + ops.cast(ops.cast(change / replicas, "int32"), old.dtype)
+            return ops.cast(ops.cast(old, "float32") + change / replicas, old.dtype)
+
+        return [moved(old, change) for old, change in zip(state, self.state, strict=True)]
 
 
 class Outcome(NamedTuple):
@@ -103,3 +136,13 @@ class Totals(NamedTuple):
 
 
 NEVER = 2**31 - 1
+
+
+def is_integer(array: Tensor) -> bool:
+    """Whether an array is of integers."""
+    return "int" in keras.backend.standardize_dtype(array.dtype)
+
+
+def is_overwritten(variable: keras.Variable) -> bool:
+    """Whether a step gives a variable its gradient as its value, which a layer computes as such."""
+    return getattr(variable, "overwrite_with_gradient", False)

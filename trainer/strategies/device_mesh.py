@@ -241,7 +241,8 @@ class DeviceMesh(Strategy):
         return FastLoop(*self._parts(self._step.leaf(training), training), apart=apart)
 
     def _sharded_loop(self, training: bool) -> ShardedLoop:
-        forward = over_replicas(self._step.forward(training), self._state.shardings.trainable)
+        trainable = self._state.variables.trainable, self._state.shardings.trainable
+        forward = over_replicas(self._step.forward(training), *trainable)
         return ShardedLoop(*self._parts(summing(forward, training), training))
 
     def _parts(self, leaf: Leaf, training: bool) -> Any:

@@ -6,11 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 
 from input_pipeline.pipeline import Batch
 from trainer.program import Program
-from trainer.step import mean_gradients, mean_state
 from trainer.sums import Sums, Totals, Values
 
 Forward = Callable[[list[Any], Values, Batch], tuple[Any, Sums]]  # (trainable, values, batch) -> (objective, Sums)
@@ -32,7 +30,7 @@ class PureStep:
         self, program: Program, variables: Values, scope: Callable[[], contextlib.AbstractContextManager[Any]]
     ) -> None:
         self._objective, self._optimizer, self._replicas = program.objective, program.optimizer, program.replicas
-        self._variables: list[keras.Variable] = variables.optimizer
+        self._variables = variables
         self._scope = scope
         self._leaves: dict[bool, Leaf] = {}
 
@@ -60,13 +58,13 @@ class PureStep:
     def update(self, values: Values, sums: Sums) -> Values:
         """The variables after a step."""
         trainable, optimizer = self._optimizer.stateless_apply(
-            values.optimizer, mean_gradients(sums, values.trainable), values.trainable
+            values.optimizer, sums.mean_gradients(self._variables.trainable, self._replicas), values.trainable
         )
-        new = Values(trainable, mean_state(sums, values.state, self._replicas), optimizer)
+        new = Values(trainable, sums.mean_state(values.state, self._replicas), optimizer)
         if self._objective.skips:
             healthy = self._objective.outcome(sums).healthy
             new = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, values)
-            for i, variable in enumerate(self._variables):
+            for i, variable in enumerate(self._variables.optimizer):
                 if variable is self._optimizer.iterations:  # steps count, skipped or not
                     new.optimizer[i] = optimizer[i]
         return new
@@ -76,7 +74,7 @@ class PureStep:
         return self._objective.add(totals, self._objective.outcome(sums, self._loss_scale(values)), step)
 
     def _loss_scale(self, values: Values) -> Any:
-        for variable, value in zip(self._variables, values.optimizer, strict=True):
+        for variable, value in zip(self._variables.optimizer, values.optimizer, strict=True):
             if variable is getattr(self._optimizer, "dynamic_scale", None):  # mixed_float16
                 return value
         return 1.0

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -16,12 +17,12 @@ from input_pipeline.pipeline import Batch
 from trainer.strategies.base import Block
 from trainer.strategies.data_parallel import OneProgram
 from trainer.strategies.jax_step import Forward, Leaf, Tally, Update
-from trainer.sums import Sums, Totals, Values
+from trainer.sums import Sums, Totals, Values, is_overwritten
 
 _DATA = "data"
 
 
-def over_replicas(forward: Forward, shardings: Sequence[NamedSharding]) -> Forward:
+def over_replicas(forward: Forward, variables: Sequence[keras.Variable], shardings: Sequence[NamedSharding]) -> Forward:
     """The same for R logical replicas at once, (R, b, ...) laid over the data axis: sums over them.
 
     A variable that is sharded over the data axis is gathered where it is used, and its gradient scattered
@@ -30,13 +31,21 @@ def over_replicas(forward: Forward, shardings: Sequence[NamedSharding]) -> Forwa
 
     Args:
       forward: for one replica.
+      variables: the trainable ones. Each replica has a copy of those that are overwritten: what a layer computes of
+        its variables alone, it would else compute once, and give one value where R are added up.
       shardings: of the trainable variables.
     """
+    axes = [0 if is_overwritten(variable) else None for variable in variables]
 
     def summed(trainable: list[Any], values: Values, batches: Batch) -> tuple[Any, Sums]:
         trainable = [_gathered(v, s) if _DATA in s.spec else v for v, s in zip(trainable, shardings, strict=True)]
-        one = jax.vmap(lambda batch: forward(trainable, values, batch), spmd_axis_name=_DATA)
-        return jax.tree.map(lambda a: jnp.sum(a, axis=0), one(batches))
+        shares = jax.tree.leaves(batches)[0].shape[0]
+        trainable = [
+            v if axis is None else _repeated(v, shares, s.mesh)
+            for v, axis, s in zip(trainable, axes, shardings, strict=True)
+        ]
+        one = jax.vmap(lambda own, batch: forward(own, values, batch), in_axes=(axes, 0), spmd_axis_name=_DATA)
+        return jax.tree.map(lambda a: jnp.sum(a, axis=0), one(trainable, batches))
 
     if not any(_DATA in sharding.spec for sharding in shardings):
         return summed
@@ -45,6 +54,12 @@ def over_replicas(forward: Forward, shardings: Sequence[NamedSharding]) -> Forwa
 
 def _constrained(arrays: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
     return [jax.lax.with_sharding_constraint(a, s) for a, s in zip(arrays, shardings, strict=True)]
+
+
+def _repeated(value: Any, shares: int, mesh: Any) -> Any:
+    """(R, ...), a copy for each share of the data axis."""
+    place = NamedSharding(mesh, PartitionSpec(_DATA))
+    return jax.lax.with_sharding_constraint(jnp.broadcast_to(value, (shares, *value.shape)), place)
 
 
 def _gathered(value: Any, sharding: NamedSharding) -> Any:

@@ -19,7 +19,6 @@ from trainer.cluster import ALONE, Cluster
 from trainer.errors import UserError
 from trainer.optimizers import each_of
 from trainer.program import Program
-from trainer.step import mean_gradients, mean_state
 from trainer.strategies import tf_flops
 from trainer.strategies.base import Block, Strategy, nothing_again, quickest
 from trainer.strategies.tf_call import Compiled
@@ -156,9 +155,9 @@ class TFDistribute(Strategy):
         outcome = self._objective.outcome(sums, getattr(optimizer, "dynamic_scale", 1.0))
         state = [tf.convert_to_tensor(v) for v in self._objective.state_variables]
         before = [tf.identity(v) for v in self._undone] if self._objective.skips else []
-        new_state = mean_state(sums, state, self._program.replicas)
-        assign(self._objective.state_variables, new_state)
-        optimizer.apply(mean_gradients(sums, model.trainable_variables), model.trainable_variables)
+        replicas = self._program.replicas
+        assign(self._objective.state_variables, sums.mean_state(state, replicas))
+        optimizer.apply(sums.mean_gradients(model.trainable_variables, replicas), model.trainable_variables)
         for each in each_of(optimizer):
             self._average(each)
         if self._objective.skips:
