@@ -743,22 +743,18 @@ def test_what_keras_overwrites_with_its_gradient(project):
     """The scales of float8: what replicas give them is neither added up nor weighed, sharded or not."""
     model = ("--dataset=my_project:weighted", "--model=my_project:in_8_bits")
     assert "is overwritten at each step" in trainer("probe", "--backend=jax", *model, cwd=project).stdout
-    flags, scales, curves = (*model, "--steps=40", "--log_every=1"), [], []
-    wheres = (
-        ("--backend=jax", "--replicas=1"),
-        ("--backend=jax", "--replicas=4"),
-        ("--backend=tensorflow", "--replicas=4"),
-        ("--strategy=device_mesh", "--devices=2", "--replicas=4", "--layout=fsdp"),
-    )
+    flags, scales, curves = (*model, "--replicas=4", "--steps=20", "--log_every=1"), [], []
+    wheres = ("--backend=jax",), ("--backend=tensorflow",), ("--strategy=device_mesh", "--devices=2", "--layout=fsdp")
     for i, where in enumerate(wheres):
         trainer(*flags, *where, f"--run_dir={i}", cwd=project)
         curves.append(curve(project / str(i)))
-        saved = checkpoint.arrays(*_saved(project / str(i)))
-        scales.append([v for name, v in sorted(saved.items()) if name.startswith("layers/") and not v.shape])
-    assert np.allclose(scales[0], scales[1], rtol=0.15)  # of the largest number among 64 or 16 examples
-    for found in scales[1:]:
-        assert np.allclose(found, scales[1], rtol=1e-3)
-    assert max(deviation(curves[1], each) for each in curves[1:]) <= 2e-3  # a number has 3 bits, and rounds by a 16th
+        saved = sorted(checkpoint.arrays(*_saved(project / str(i))).items())
+        of_layers = [value for name, value in saved if name.startswith("layers/")]
+        scales.append([value for value in of_layers if not value.shape])
+        largest = [np.abs(kernel).max() for kernel in of_layers if kernel.ndim == 2]
+        assert np.allclose(scales[-1][1::3], np.divide(largest, 448), rtol=0.05)  # of the kernels of a step before
+        assert np.allclose(scales[-1], scales[0], rtol=1e-3)
+    assert max(deviation(curves[0], each) for each in curves) <= 2e-3  # a number has 3 bits, and rounds by a 16th
 
 
 @pytest.mark.long
