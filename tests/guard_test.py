@@ -137,7 +137,9 @@ def test_a_bit_that_flips_on_one_device_is_noticed(backend, tmp_path):
 OVERFLOWING = """
 import keras
 
-def build(input_shape, classes):
+def build(input_shape, classes, own=False):
+    if own:
+        keras.config.set_dtype_policy("mixed_float16")
     layers = [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)]
     return keras.Sequential([layers[0], keras.layers.Rescaling(4.0), *layers[1:]])
 """
@@ -145,13 +147,20 @@ def build(input_shape, classes):
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_steps_whose_scaled_loss_overflows_are_steps(backend, tmp_path):
-    """The optimizer leaves them out, and does not count them: saves, and what goes on from them, do."""
+    """The optimizer leaves them out, and does not count them: saves, and what goes on from them, do.
+
+    Whether a flag asks for 16 bits, or the model by itself.
+    """
     (tmp_path / "overflowing.py").write_text(OVERFLOWING)
-    flags = ("--model=overflowing:build", "--precision=mixed_float16", f"--backend={backend}", "--log_every=1")
-    flags += ("--save_every=10", "--keep=9", "--evaluate_every=never", "--schedule=constant(warmup_steps=30)")
-    for run, ends in (("whole", [40]), ("parts", [17, 40])):
+    flags = (f"--backend={backend}", "--log_every=1", "--schedule=constant(warmup_steps=30)")
+    flags += ("--save_every=10", "--keep=9", "--evaluate_every=never")
+    for run, ends, model in (
+        ("whole", [40], ["--model=overflowing:build", "--precision=mixed_float16"]),
+        ("parts", [17, 40], ["--model=overflowing:build(own=True)"]),
+    ):
         for steps in ends:
-            trainer(*flags, f"--steps={steps}", f"--run_dir={run}", cwd=tmp_path)
+            said = trainer(*flags, *model, f"--steps={steps}", f"--run_dir={run}", cwd=tmp_path).stdout
+        assert ("float32, layers in float16" in said) == (run == "parts")
         saved = [int(path.name) for path in sorted((tmp_path / run / "checkpoints").iterdir())]
         assert saved == sorted({0, 10, 20, 30, *ends})
     whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -59,5 +59,5 @@ def restore(config: Config, peers: Peers) -> tuple[Assembly, pathlib.Path]:
         raise UserError("run_dir", path, f"can't be read: {error}", fix) from None
     now = {"flags": parts.config.definition(), "data": parts.dataset.facts()}
     if now == {name: definition[name] for name in now}:  # on other data, the loss is another
-        check_probe(config, path, manifest["probe"], parts.probe)
+        check_probe(parts.program, path, manifest["probe"], parts.probe)
     return parts, path

@@ -10,6 +10,7 @@ import numpy as np
 from trainer import plugins
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.objective.trial import narrow
 
 _NOT_BY_NAME = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")  # a base class, and two wrappers
 # Of Keras's, those that train otherwise on TensorFlow. It takes its momenta from before a step after they have changed:
@@ -18,7 +19,7 @@ _WRONG_ON_TENSORFLOW = ("ScheduleFreeAdamW",)
 
 
 def create(config: Config, model: keras.Model, steps: int) -> keras.optimizers.Optimizer:
-    """The optimizer of a run of `steps` steps, with its schedule, and loss scaling under mixed_float16."""
+    """The optimizer of a run of `steps` steps, with its schedule, and loss scaling where layers compute in float16."""
     own = None if config.optimizer else compiled_with(model)
     if own is not None and own.built:  # of a model that was trained before and loaded: a run begins at step 0
         own = type(own).from_config(own.get_config())
@@ -35,7 +36,7 @@ def create(config: Config, model: keras.Model, steps: int) -> keras.optimizers.O
         )
     for each in (optimizer, *each_of(optimizer)):
         each.loss_scale_factor = None  # a run's gradients are sums in float32, which underflow nowhere
-    if config.precision == "mixed_float16" and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+    if "float16" in narrow(model) and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
 

@@ -12,6 +12,7 @@ import numpy as np
 from trainer import checkpoint
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.objective.trial import narrow
 from trainer.peers import Peers
 from trainer.program import Program
 from trainer.run_directory import RunDirectory
@@ -23,7 +24,7 @@ from trainer.storage.writer import Writer
 
 # How far the probe's loss may lie from what it was, relatively: another backend rounds otherwise. A loss near 0
 # is a difference of large numbers, whose rounding stays.
-_PRECISE, _COARSE, _ROUNDING = {"float32": 1e-3}, 5e-2, 1e-6
+_PRECISE, _COARSE, _ROUNDING = 1e-3, 5e-2, 1e-6
 
 
 class Restored(NamedTuple):
@@ -89,7 +90,7 @@ class Recovery:
         aside = "".join(f"\n  set aside as damaged: {error}" for error in self._damaged)
         if found:
             path, manifest = found
-            check_probe(self._config, path, manifest["probe"], self._probe)
+            check_probe(self._program, path, manifest["probe"], self._probe)
             self._watch(manifest["best"])
             nothing = self._program.objective.no_totals()
             going_on, left_out = progress.unpack(manifest["progress"], nothing, self._directory.path)
@@ -221,11 +222,11 @@ class Recovery:
             callback.set_model(self)
 
 
-def check_probe(config: Config, path: pathlib.Path, saved: float | None, probe: Callable[[], float | None]) -> None:
+def check_probe(program: Program, path: pathlib.Path, saved: float | None, probe: Callable[[], float | None]) -> None:
     """The variables are to the bit what they were; is the model?
 
     Args:
-      config: gives model and precision.
+      program: what is trained or judged.
       path: the checkpoint that the variables are from.
       saved: what the probe was when they were saved.
       probe: the loss of a few examples with the variables as they are; None where they don't come before a stop.
@@ -235,11 +236,11 @@ def check_probe(config: Config, path: pathlib.Path, saved: float | None, probe: 
     """
     if saved is None or not np.isfinite(saved):  # of step 0, or without its examples; or these are no measure
         return
-    now = probe()
-    if now is not None and not abs(now - saved) <= _ROUNDING + _PRECISE.get(config.precision, _COARSE) * abs(saved):
+    now, tolerance = probe(), _COARSE if narrow(program.model) else _PRECISE
+    if now is not None and not abs(now - saved) <= _ROUNDING + tolerance * abs(saved):
         raise UserError(
             "model",
-            config.model,
+            program.config.model,
             f"with the variables of {path}, whose digests are right, its loss on the probe's examples is "
             f"{now:.6g}; it was {saved:.6g} when they were saved: the code of the model or of the data has "
             "changed, or a package",

@@ -18,6 +18,7 @@ from trainer.config import Config
 from trainer.monitoring import tracing
 from trainer.monitoring.host_memory import HostMemory
 from trainer.monitoring.readable import duration, size, words
+from trainer.objective.trial import narrow
 
 
 def facts(parts: Assembly) -> dict[str, Any]:
@@ -72,6 +73,8 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
     variables = sum(strategy.elements_on_device(x) * itemsize(x.dtype) for x in program.variables.values())
     gradients = sum(4 * strategy.elements_on_device(x) for x in program.model.trainable_variables)
     parameters, how = program.model.count_params(), program.hyperparameters
+    own = [each for each in narrow(program.model) if each != keras.DTypePolicy(config.precision).compute_dtype]
+    precision = config.precision + (f", layers in {', '.join(own)}" if own else "")
     lengths = [
         f"{len(source):,} {name}"
         for name, source in (
@@ -91,7 +94,7 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
         f"each of {_count(r, 'device')} computes {_count(v // r, 'replica')} a step",
         "data": f"{config.dataset}: {', '.join(lengths)}",
         "length": f"{parts.steps} steps{done} = {parts.steps * b / n:.4g} epochs of {n / b:.4g} steps",
-        "model": f"{config.model}: {parameters:,} parameters, {config.precision}; {how['optimizer']}, "
+        "model": f"{config.model}: {parameters:,} parameters, {precision}; {how['optimizer']}, "
         f"learning rate {how['learning_rate']:g} ({how['schedule']})",
         **program.doubts,
         "memory": f"{size(variables)} of variables + {size(gradients)} of gradients on each device, and activations",
