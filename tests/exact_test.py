@@ -88,6 +88,13 @@ def test_a_block_s_length_changes_nothing(tmp_path):
     assert len({summary(directory)["weights_sha256"] for directory in tmp_path.iterdir()}) == 1
 
 
+def test_many_replicas_of_one_device(tmp_path):
+    """Each is a result of a program that takes a batch apart, and XLA took minutes to compile one of so many."""
+    flags = ("--replicas=192", "--global_batch=384", "--steps=5", "--evaluate_every=never")
+    assert len(hashes("jax", [1, 3], tmp_path, *flags)) == 1
+    assert max(summary(directory)["seconds"]["compile"] for directory in tmp_path.iterdir()) < 30
+
+
 def test_what_can_t_be_exact_is_refused(tmp_path):
     refused = trainer(
         "--exact", "--strategy=device_mesh", "--devices=2", "--layout=fsdp", f"--run_dir={tmp_path}", code=2

@@ -5,6 +5,7 @@ b examples of a replica. A node is the packed Sums of some replicas that lie tog
 """
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from trainer.tree import Tree
 
 Node = list[Any]
 _BY_DEVICE = PartitionSpec("data")  # (R, ...), one device's own value each
-_UNSTACKED = 4  # steps that are unstacked at a time
+_STEPS, _UNSTACKED = 4, 16  # how many steps are unstacked at a time, and how many replicas' batches
 _CHUNK = 2**20  # floats that a device gathers from all others at a time
 
 
@@ -62,7 +63,9 @@ class ExactLoop:
             return []
         whole = NamedSharding(self._mesh, REPLICATED)
         parts = per_device(values), per_device(placed(totals, whole)), per_device(block)
-        return [self._lower(mine, sums, self._unstack(part, 0)[0][0]) for mine, sums, part in zip(*parts, strict=True)]
+        return [
+            self._lower(mine, sums, self._unstack(part, 0, 0)[0][0]) for mine, sums, part in zip(*parts, strict=True)
+        ]
 
     def __call__(
         self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
@@ -106,10 +109,14 @@ class ExactLoop:
     def _batches_of(self, step: int) -> list[list[Batch]]:
         """The replicas' batches of a step of the block, by device."""
         if step not in self._batches:
-            # A few steps at a time: XLA compiles a program of many results slowly.
-            last = jax.tree.leaves(self._parts)[0].shape[0] - _UNSTACKED
-            start = max(0, min(step // _UNSTACKED * _UNSTACKED, last))
-            by_device = [self._unstack(part, start) for part in self._parts]
+            # A few at a time: XLA compiles a program of many results slowly.
+            length, replicas = jax.tree.leaves(self._parts)[0].shape[:2]
+            steps, few = _unstacked(length, replicas)
+            start = min(step // steps * steps, length - steps)
+            by_device = []
+            for part in self._parts:
+                found = (self._unstack(part, start, first) for first in range(0, replicas, few))
+                by_device.append([list(itertools.chain(*of_step)) for of_step in zip(*found, strict=True)])
             self._batches = {start + i: list(batches) for i, batches in enumerate(zip(*by_device, strict=True))}
         return self._batches[step]
 
@@ -194,8 +201,20 @@ _add = jax.jit(_added)
 _add_up = jax.jit(lambda nodes: Tree.add_up(nodes, _added))
 
 
-def _unstack(block: Block, start: int) -> list[list[Batch]]:
-    """(K, n, b, ...) -> batches of one replica each of the steps from `start`, [step][replica]."""
-    steps, replicas = jax.tree.leaves(block)[0].shape[:2]
-    few = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, min(steps, _UNSTACKED)), block)
-    return [[at(few, i, r) for r in range(replicas)] for i in range(min(steps, _UNSTACKED))]
+def _unstacked(length: int, replicas: int) -> tuple[int, int]:
+    """How many steps of a block, and how many replicas of one device, are unstacked at a time."""
+    few = max(count for count in range(1, _UNSTACKED + 1) if replicas % count == 0)
+    return min(length, _STEPS, _UNSTACKED // few), few
+
+
+def _unstack(block: Block, step: int, replica: int) -> list[list[Batch]]:
+    """(K, n, b, ...) -> batches of one replica each, from a step and a replica on, [step][replica]."""
+    sizes = _unstacked(*jax.tree.leaves(block)[0].shape[:2])
+
+    def cut(array: Any) -> Any:
+        for dim, (start, size) in enumerate(zip((step, replica), sizes, strict=True)):
+            array = jax.lax.dynamic_slice_in_dim(array, start, size, dim)
+        return array
+
+    few = jax.tree.map(cut, block)
+    return [[at(few, i, r) for r in range(sizes[1])] for i in range(sizes[0])]
