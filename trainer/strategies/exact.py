@@ -25,7 +25,7 @@ from trainer.tree import Tree
 
 Node = list[Any]
 _BY_DEVICE = PartitionSpec("data")  # (R, ...), one device's own value each
-_STEPS, _UNSTACKED = 4, 16  # how many steps are unstacked at a time, and how many replicas' batches
+_STEPS, _ARRAYS = 4, 48  # that are unstacked at a time: XLA takes some 10 ms to compile each result of a program
 _CHUNK = 2**20  # floats that a device gathers from all others at a time
 
 
@@ -109,9 +109,8 @@ class ExactLoop:
     def _batches_of(self, step: int) -> list[list[Batch]]:
         """The replicas' batches of a step of the block, by device."""
         if step not in self._batches:
-            # A few at a time: XLA compiles a program of many results slowly.
             length, replicas = jax.tree.leaves(self._parts)[0].shape[:2]
-            steps, few = _unstacked(length, replicas)
+            steps, few = _unstacked(self._parts[0])
             start = min(step // steps * steps, length - steps)
             by_device = []
             for part in self._parts:
@@ -201,15 +200,18 @@ _add = jax.jit(_added)
 _add_up = jax.jit(lambda nodes: Tree.add_up(nodes, _added))
 
 
-def _unstacked(length: int, replicas: int) -> tuple[int, int]:
-    """How many steps of a block, and how many replicas of one device, are unstacked at a time."""
-    few = max(count for count in range(1, _UNSTACKED + 1) if replicas % count == 0)
-    return min(length, _STEPS, _UNSTACKED // few), few
+def _unstacked(part: Block) -> tuple[int, int]:
+    """How many steps of a device's part of a block, and how many of its replicas, are unstacked at a time."""
+    arrays = jax.tree.leaves(part)
+    length, replicas = arrays[0].shape[:2]
+    batches = max(1, _ARRAYS // len(arrays))
+    few = max(count for count in range(1, batches + 1) if replicas % count == 0)
+    return min(length, _STEPS, batches // few), few
 
 
 def _unstack(block: Block, step: int, replica: int) -> list[list[Batch]]:
     """(K, n, b, ...) -> batches of one replica each, from a step and a replica on, [step][replica]."""
-    sizes = _unstacked(*jax.tree.leaves(block)[0].shape[:2])
+    sizes = _unstacked(block)
 
     def cut(array: Any) -> Any:
         for dim, (start, size) in enumerate(zip((step, replica), sizes, strict=True)):
