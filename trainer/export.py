@@ -112,7 +112,7 @@ def _seeds(model: keras.Model) -> list[keras.Variable]:
 
 def _apart(model: keras.Model, expected: object, found: object) -> float:
     """By how much outputs differ at most; 0 where that is rounding, of the coarsest type that a layer computes in."""
-    coarse = trial.COARSE if trial.narrow(model) else 0.0
+    coarse = trial.COARSE if trial.is_coarse(model) else 0.0
     leaves = zip(keras.tree.flatten(expected), keras.tree.flatten(found), strict=True)
     pairs = [[keras.ops.convert_to_numpy(keras.ops.cast(value, "float32")) for value in pair] for pair in leaves]
 

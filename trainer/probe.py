@@ -157,7 +157,7 @@ def _first_difference(close: Close, names: Sequence[str], a: Sequence[Any], b: S
 
 def _closeness(model: keras.Model) -> Close:
     """Whether two results are one but for rounding, of the coarsest type that a layer computes in."""
-    tolerance = trial.COARSE if trial.narrow(model) else _TOLERANCE
+    tolerance = trial.COARSE if trial.is_coarse(model) else _TOLERANCE
 
     def close(a: Any, b: Any) -> bool:
         scale = max(1e-6, float(np.max(np.abs(a), initial=0.0)))

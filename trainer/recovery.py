@@ -12,7 +12,7 @@ import numpy as np
 from trainer import checkpoint
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.objective.trial import narrow
+from trainer.objective.trial import is_coarse
 from trainer.peers import Peers
 from trainer.program import Program
 from trainer.run_directory import RunDirectory
@@ -236,7 +236,7 @@ def check_probe(program: Program, path: pathlib.Path, saved: float | None, probe
     """
     if saved is None or not np.isfinite(saved):  # of step 0, or without its examples; or these are no measure
         return
-    now, tolerance = probe(), _COARSE if narrow(program.model) else _PRECISE
+    now, tolerance = probe(), _COARSE if is_coarse(program.model) else _PRECISE
     if now is not None and not abs(now - saved) <= _ROUNDING + tolerance * abs(saved):
         raise UserError(
             "model",
