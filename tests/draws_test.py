@@ -167,6 +167,7 @@ print(json.dumps({name: hashlib.sha256(values.tobytes()).hexdigest() for name, v
 """
 
 
+@pytest.mark.long
 def test_what_layers_draw_in_a_step(tmp_path):
     found, close = [], []
     for backend in ("tensorflow", "jax"):

@@ -79,7 +79,7 @@ def test_a_killed_or_frozen_process_ends_the_group_and_a_restart_goes_on(backend
     assert summary(tmp_path / "run")["weights_sha256"] == whole(backend, 400)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=long)])
+@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=long), "jax"])
 def test_a_process_that_raises_ends_the_group_and_a_restart_goes_on(backend, whole, tmp_path):
     flags = (*FLAGS, "--save_every=20", "--steps=100")
     failing = f"--callbacks=tests.faulty:Fail(step=50,once={str(tmp_path / 'once')!r})"

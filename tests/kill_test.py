@@ -155,7 +155,7 @@ def test_processes_of_a_killed_run_are_not_in_its_way_and_end(how, tmp_path):
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=pytest.mark.long)])
+@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=pytest.mark.long), "jax"])
 def test_a_signal_is_obeyed_while_the_data_stall(backend, tmp_path):
     whole, stopped, stalls = tmp_path / "whole", tmp_path / "stopped", tmp_path / "stalls"
     flags = (f"--backend={backend}", "--dataset=tests.faulty:stalling_data", "--log_every=500", "--save_every=never")

@@ -122,7 +122,7 @@ def test_what_torchrun_tells(tmp_path):
     assert resolve("", told).size == 1, "one that no starter has numbered"
 
 
-@pytest.mark.parametrize("strategy", ["device_mesh", "multi_worker_mirrored"])
+@pytest.mark.parametrize("strategy", ["device_mesh", pytest.param("multi_worker_mirrored", marks=pytest.mark.long)])
 def test_processes_of_several_hosts_that_know_that_of_the_first(strategy, tmp_path):
     """As torchrun's do; process 0 may know its own host as no other does, as in Kubeflow's PyTorchJob."""
     run = tmp_path / "run"

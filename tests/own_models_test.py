@@ -890,7 +890,11 @@ def test_keras_callbacks(where, project):
 
 
 @pytest.mark.parametrize(
-    "where", [("--strategy=device_mesh", "--devices=2", "--layout=fsdp"), ("--strategy=mirrored", "--devices=2")]
+    "where",
+    [
+        ("--strategy=device_mesh", "--devices=2", "--layout=fsdp"),
+        pytest.param(("--strategy=mirrored", "--devices=2"), marks=pytest.mark.long),
+    ],
 )
 def test_a_callback_can_use_the_model(where, project):
     """It is as it stands after the epoch, and the run goes on with it as if nobody had looked."""

@@ -432,7 +432,7 @@ def test_processes_started_by_hand_share_a_machine_s_gpus():
         gpus.own(many, {"CUDA_VISIBLE_DEVICES": "5", "SLURM_GPUS_ON_NODE": "1"})
 
 
-@pytest.mark.parametrize("backend", STRATEGY)
+@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=pytest.mark.long), "jax"])
 def test_gpus_that_stand_idle_are_told(backend, tmp_path):
     ran = trainer(f"--backend={backend}", "--steps=1", f"--run_dir={tmp_path / 'run'}", CUDA_VISIBLE_DEVICES="0,1")
     told = f"{backend} computes on CPUs, for it finds none of the GPUs that are there: 0, 1.\n  Fix: install"
@@ -507,7 +507,8 @@ def build(input_shape, classes):
 """
 
 
-@pytest.mark.parametrize("wait", ["hold", pytest.param("lag", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("wait", ["hold", "lag"])
 def test_a_process_that_compiles_for_long_is_waited_for(wait, tmp_path):
     """XLA's front end holds Python's lock, and longer where there are more processes than cores; gloo waits 30 s."""
     (tmp_path / "holding.py").write_text(HOLDING.format(wait=wait))

@@ -671,9 +671,10 @@ def project(tmp_path):
             for verb in ([], ["explain"])
         ),
         *(
-            (
+            pytest.param(
                 ["--model=user_project:immense", f"--backend={backend}", "--evaluate_every=never", "--steps=1"],
                 ["--global_batch=64", "takes more memory than the devices have: ", "more --replicas"],
+                marks=[pytest.mark.long] * (backend == "tensorflow"),
             )
             for backend in ("tensorflow", "jax")
         ),
