@@ -701,6 +701,7 @@ def test_losses_of_call_s_own(dataset, model, project):
     assert curves[0][-1] < curves[0][0]
 
 
+@pytest.mark.long
 def test_a_model_compiled_without_a_loss_has_its_own_alone(project):
     """As in fit(): labels are for its metrics."""
     finals = []

@@ -468,6 +468,7 @@ def test_a_wrong_flag_is_named(flag, reason, tmp_path):
     assert reason in ran.stderr
 
 
+@pytest.mark.long
 def test_a_framework_that_waits_with_python_s_lock_held_is_ended(tmp_path):
     """One of two can't start TensorFlow's server; the other waits for it in C, where no thread of ours can run."""
     with listen("127.0.0.2", 0, "test") as taken:

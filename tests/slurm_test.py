@@ -178,6 +178,7 @@ def test_processes_take_the_gpus_that_slurm_gives_them(options, taken, slurm, tm
     assert sorted(re.findall("takes (.*) of (.*)", ran.stdout)) == sorted((gpus, "all") for gpus in taken)
 
 
+@pytest.mark.long
 def test_tasks_that_are_dealt_out_in_turn_are_refused(slurm):
     """Each would take another for itself: Slurm tells a task of no other's node."""
     command = ["srun", "--nodes=2", "--ntasks-per-node=2", "--distribution=cyclic", sys.executable, "-m", "trainer"]

@@ -62,7 +62,7 @@ def test_what_a_run_leaves_behind(backend, tmp_path):
     assert "--steps=60" in flags
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=pytest.mark.long), "jax"])
 def test_a_trace_of_what_is_left_of_its_steps_or_none(backend, tmp_path):
     """A start in the midst of them traces the rest; what the profiler can't do stops no run, and is said."""
     flags = (f"--backend={backend}", f"--run_dir={tmp_path / 'run'}", "--profile_steps=20,30")

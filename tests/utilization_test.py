@@ -106,6 +106,7 @@ for devices, model in ((2, "mlp"), (2, "convnet"), (1, "mlp"), (1, "convnet")):
 """
 
 
+@pytest.mark.long
 def test_what_a_step_leaves_is_taken_as_it_is():
     """Of many small variables, to place them anew takes longer than the step.
 
