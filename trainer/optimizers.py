@@ -10,7 +10,7 @@ import numpy as np
 from trainer import plugins
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.objective.trial import types
+from trainer.objective.trial import dtypes
 
 _NOT_BY_NAME = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")  # a base class, and two wrappers
 # Of Keras's, those that train otherwise on TensorFlow. It takes its momenta from before a step after they have changed:
@@ -36,7 +36,7 @@ def create(config: Config, model: keras.Model, steps: int) -> keras.optimizers.O
         )
     for each in (optimizer, *each_of(optimizer)):
         each.loss_scale_factor = None  # a run's gradients are sums in float32, which underflow nowhere
-    if "float16" in types(model) and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+    if "float16" in dtypes(model) and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
 

@@ -18,7 +18,7 @@ from trainer.config import Config
 from trainer.monitoring import tracing
 from trainer.monitoring.host_memory import HostMemory
 from trainer.monitoring.readable import duration, size, words
-from trainer.objective.trial import types
+from trainer.objective.trial import dtypes
 
 
 def facts(parts: Assembly) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def opening(parts: Assembly, directory: pathlib.Path, origin: str, step: int) ->
     variables = sum(strategy.elements_on_device(x) * itemsize(x.dtype) for x in program.variables.values())
     gradients = sum(4 * strategy.elements_on_device(x) for x in program.model.trainable_variables)
     parameters, how = program.model.count_params(), program.hyperparameters
-    own = [each for each in types(program.model) if each != keras.DTypePolicy(config.precision).compute_dtype]
+    own = [each for each in dtypes(program.model) if each != keras.DTypePolicy(config.precision).compute_dtype]
     precision = config.precision + (f", layers in {', '.join(own)}" if own else "")
     lengths = [
         f"{len(source):,} {name}"

@@ -16,7 +16,7 @@ TOLERANCE = 1e-4  # relative, of float32 sums in another order
 COARSE = 0.03  # the same, of the largest, where there are 16 bits: some roundings of 8 significant ones
 
 
-def types(model: keras.Model) -> list[str]:
+def dtypes(model: keras.Model) -> list[str]:
     """Those beside float32 that layers compute in, perhaps by a dtype of their own, or are quantized to."""
     layers = list(model._flatten_layers())
     computed = {layer.compute_dtype for layer in layers} & {"bfloat16", "float16", "float64"}
@@ -25,7 +25,7 @@ def types(model: keras.Model) -> list[str]:
 
 def is_coarse(model: keras.Model) -> bool:
     """Whether a layer computes in 16 bits or fewer."""
-    return bool({*types(model)} - {"float64"})
+    return bool({*dtypes(model)} - {"float64"})
 
 
 def several(symbols: Any) -> Any:
