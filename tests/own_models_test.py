@@ -475,6 +475,26 @@ class Note(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         rate, steps = float(optimizer.learning_rate), int(optimizer.iterations)
         open(self.path, "a").write(f"{epoch} {rate:.3g} {steps} {sorted(logs)}\\n")
+
+def pages(more, kinds=4):
+    '''What of_pages() takes; or a column more, and no dims of 1.'''
+    random = np.random.default_rng(0)
+    x = {name: random.normal(size=(512, 1)).astype("float32") for name in ("area", "middle", "zone")}
+    x |= {"kind": random.integers(0, kinds, (512, 1)), "page": random.normal(size=(512, 6, 6, 1)).astype("float32")}
+    y = (x["zone"][:, 0] > x["area"][:, 0]).astype("int32")
+    if more:
+        return {name: column[..., 0] for name, column in x.items()}, y
+    del x["middle"]
+    return x, y
+
+
+def of_pages(named):
+    layers, shapes = keras.layers, {"zone": (1,), "page": (6, 6, 1), "area": (1,)}
+    x = {name: keras.Input(shape, name=name) for name, shape in shapes.items()}
+    x["kind"] = keras.Input((1,), dtype="int32", name="kind")
+    parts = layers.Conv2D(2, 3)(x["page"]), layers.Embedding(4, 2, name="of_kinds")(x["kind"])
+    y = layers.Concatenate()([*map(layers.Flatten(), parts), x["area"], x["zone"]])
+    return keras.Model(x if named else list(x.values()), layers.Dense(2)(y))
 """
 
 
@@ -793,6 +813,27 @@ def test_labels_find_their_outputs(project):
         assert all(word in said for word in words), said
     said = trainer("evaluate", "--run_dir=0", cwd=project, code=2).stderr
     assert "has no examples but those that are trained on" in said
+
+
+def test_columns_find_their_inputs(project):
+    """By name, though there are more than a model takes, and with or without a last dim of 1, as fit() has it."""
+    flags, curves = ("--replicas=2", "--steps=10", "--log_every=1"), []
+    for where, more, named in (
+        ("--backend=jax", False, True),
+        ("--backend=jax", True, True),
+        ("--backend=jax", True, False),
+        ("--backend=tensorflow", True, True),
+    ):
+        what = f"--dataset=my_project:pages(more={more})", f"--model=my_project:of_pages(named={named})"
+        trainer(where, *flags, *what, f"--run_dir={len(curves)}", cwd=project)
+        curves.append(curve(project / str(len(curves))))
+    assert max(deviation(curves[0], each) for each in curves) <= 1e-5
+    assert "agrees with the model" in trainer("export", "--run_dir=1", cwd=project).stdout
+    exported = keras.saving.load_model(project / "1" / "export" / "model.keras", compile=False)
+    assert {*exported.input} == {"area", "kind", "page", "zone"}
+    assert "nothing found" in trainer("probe", *what, cwd=project).stdout
+    what = "--dataset=my_project:pages(more=True, kinds=5)", "--model=my_project:of_pages(named=True)"
+    assert "input 4 of example" in trainer(*flags, *what, "--run_dir=other", cwd=project, code=2).stderr
 
 
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")

@@ -36,6 +36,11 @@ def out_of_memory(error: BaseException) -> str:
     return found[0].rstrip(".") if exhausted and found else ""
 
 
+def said_by_keras(error: BaseException) -> str:
+    """What Keras says of an error, without colours and the arguments that it adds below."""
+    return re.sub(r"\x1b\[\d*m", "", str(error)).partition("\n\nArguments received by")[0].strip()
+
+
 def last_words(said: str) -> str:
     """What ended a process, of all that it said: the error, without what Keras or a launcher adds below it."""
     lines = [line.strip() for line in re.sub(r"\x1b\[\d*m", "", said).splitlines() if line.strip()]

@@ -15,6 +15,7 @@ from trainer.config import Config
 from trainer.errors import OK
 from trainer.evaluate import restore
 from trainer.objective import trial
+from trainer.objective.inputs import taken
 from trainer.objective.randomness import is_seed
 from trainer.peers import Peers
 from trainer.run_directory import RunDirectory
@@ -26,7 +27,7 @@ def run(config: Config) -> int:
     """Writes export/model.keras, export/saved_model and the names of the classes. Returns the exit code."""
     parts, path = restore(config, Peers())
     source = parts.dataset.evaluation or parts.dataset.train
-    x = read(source, np.arange(min(_EXAMPLES, len(source))))[0]
+    x = taken(parts.program.model, read(source, np.arange(min(_EXAMPLES, len(source))))[0])
     target = RunDirectory(config).exports
     temporary = target.with_name(f".{target.name}")
     shutil.rmtree(temporary, ignore_errors=True)

@@ -23,6 +23,7 @@ from trainer.assembly import Assembly, assemble
 from trainer.config import Config
 from trainer.errors import OK
 from trainer.objective import logits, trial
+from trainer.objective.inputs import taken
 from trainer.objective.randomness import is_seed
 from trainer.peers import Peers
 from trainer.sums import is_overwritten
@@ -70,7 +71,7 @@ def _examples(parts: Assembly, start: int) -> Any:
     """x and y of EXAMPLES training examples, from a place in the run's order on."""
     n = len(parts.dataset.train)
     x, y = read(parts.dataset.train, order.order(parts.config.seed, start + np.arange(EXAMPLES), n))[:2]
-    return map_structure(ops.convert_to_tensor, x), map_structure(ops.convert_to_tensor, y)
+    return map_structure(ops.convert_to_tensor, taken(parts.program.model, x)), map_structure(ops.convert_to_tensor, y)
 
 
 def _model(parts: Assembly) -> list[Finding]:
@@ -124,7 +125,7 @@ def _layers(model: keras.Model) -> tuple[list[str], Any]:
         for tensor in keras.tree.flatten(operation.output):
             names.append(f"layer {operation.name!r} ({type(operation).__name__})")
             outputs.append(tensor)
-    return names, keras.Model(model.inputs, outputs)
+    return names, keras.Model(functional.input, outputs)
 
 
 def _caller(model: keras.Model, training: bool) -> Callable[[Any], list[Any]]:

@@ -23,7 +23,7 @@ from input_pipeline.source import Example, named_weights
 from trainer import optimizers, policy
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.objective import building, draws
+from trainer.objective import building, draws, inputs
 from trainer.objective.lookups import looked_up, out_of_range
 from trainer.objective.losses import compile_model
 from trainer.step import Objective
@@ -86,7 +86,7 @@ class Program:
         Raises:
           ValueError, TypeError, RuntimeError: what the model, its losses or its metrics say against it.
         """
-        x, y, *weight = building.symbols(spec)
+        x, y, *weight = inputs.symbols(spec)
         batch = {"x": x, "y": y, "key": keras.KerasTensor((2,), "uint32"), **named_weights(weight)}
         variables = (self.model.trainable_variables, self.objective.state_variables)
         values = [[keras.KerasTensor(v.shape, v.dtype) for v in some] for some in variables]

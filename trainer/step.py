@@ -21,6 +21,7 @@ from keras import ops
 
 from input_pipeline.pipeline import Batch
 from trainer.objective import logits, lookups
+from trainer.objective.inputs import taken
 from trainer.objective.purity import pure
 from trainer.objective.randomness import Generator, drawn_from, is_seed
 from trainer.objective.weighing import Losses
@@ -117,7 +118,7 @@ class Objective:
             return self.model.stateless_call(
                 trainable,
                 self._with_seeds(state, key),
-                x,
+                taken(self.model, x),
                 return_losses=True,
                 **({"training": training} if self._takes_training else {}),
             )

@@ -14,10 +14,11 @@ from keras.src.models.functional import Functional
 from keras.src.trainers.trainer import Trainer
 
 from input_pipeline.dataset import Dataset
-from input_pipeline.structure import flatten, map_structure
+from input_pipeline.structure import flatten
 from trainer import plugins
 from trainer.config import Config
-from trainer.errors import UserError
+from trainer.errors import UserError, said_by_keras
+from trainer.objective import inputs
 
 _OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")  # a run does not call them
 _OF_TABLES = (IndexLookup, keras.layers.Hashing, keras.layers.HashedCrossing, keras.layers.TextVectorization)
@@ -46,7 +47,7 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
         raise UserError(
             "dataset",
             config.dataset,
-            f"gives several arrays for an example's x, {x}{labels}: there is no one `input_shape`, which "
+            f"gives several arrays for an example's x, {inputs.words(x)}{labels}: there is no one `input_shape`, which "
             f"--model={config.model} needs",
             "let the source return (x, y), x being one array; or give a model that takes several, by their names",
         )
@@ -75,29 +76,27 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
         raise UserError("model", config.model, f"build() returned a {type(model).__name__}", "return a keras.Model")
     _check(config, model)
 
-    # Training, for a layer that is called in it alone is built then.
-    training = {"training": True} if "training" in inspect.signature(model.call).parameters else {}
     try:
         with _noting_integers() as more:
-            y_pred = model(symbols(x), **training)  # builds a subclassed model, too
-        if any(None in output.shape for output in keras.tree.flatten(y_pred)):  # a layer left it open
-            y_pred = keras_backend.compute_output_spec(model, symbols(x))
+            y_pred = inputs.outputs(model, x)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise UserError(
-            "model",
-            config.model,
-            f"does not take the examples of --dataset={config.dataset} ({x}): {error}",
-            "give the model the dataset's shape: name input_shape in build's signature"
-            if flatten(y)
-            else "let the source return (x, y): what it gives has no labels, so all of it goes to the model",
-        ) from error
-    if _complex(getattr(model, "inputs", None) or symbols(x)) < _complex(symbols(x)):
-        raise UserError(
-            "dataset",
-            config.dataset,
-            f"gives complex numbers ({x}), and the model's inputs are real: Keras would leave out the imaginary parts",
-            "let the source give real and imaginary parts, or give that input dtype='complex64'",
-        )
+        if not flatten(y):
+            fix = "let the source return (x, y): what it gives has no labels, so all of it goes to the model"
+        elif len(flatten(x)) > 1:
+            fix = "name the model's inputs as the arrays of x, a dict, are; or give as many, in the order of its inputs"
+        else:
+            fix = "give the model the dataset's shape: name input_shape in build's signature"
+        reason = f"does not take the examples of --dataset={config.dataset} ({inputs.words(x)}): {said_by_keras(error)}"
+        raise UserError("model", config.model, reason, fix) from error
+    for spec, of in zip(flatten(x), inputs.inputs_of(model, x), strict=True):
+        if of is not None and "complex" in spec.dtype.name and "complex" not in of.dtype:
+            raise UserError(
+                "dataset",
+                config.dataset,
+                f"gives complex numbers ({inputs.words(x)}), and the model's input is real: Keras would leave out the "
+                "imaginary parts",
+                "let the source give real and imaginary parts, or give that input dtype='complex64'",
+            )
     if brightened := brightened + more:
         raise UserError(
             "model",
@@ -113,10 +112,11 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
             f"has no trainable variables, of {len(model.variables)}: there is nothing to train",
             "set trainable=True on the layers that are to learn",
         )
-    if training and type(model).call not in (Functional.call, keras.Sequential.call):
+    takes_training = "training" in inspect.signature(model.call).parameters
+    if takes_training and type(model).call not in (Functional.call, keras.Sequential.call):
         # By call(): of a subclass of these two, Keras's symbolic outputs are those of the layers.
         outputs = (
-            keras_backend.compute_output_spec(functools.partial(model.call, training=value), symbols(x))
+            keras_backend.compute_output_spec(functools.partial(model.call, training=value), inputs.symbols(x))
             for value in (True, False)
         )
         shapes = [keras.tree.map_structure(lambda output: output.shape, each) for each in outputs]
@@ -127,7 +127,7 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
                 f"gives other outputs in training than in evaluation, of shapes {shapes[0]} and {shapes[1]}",
                 "give the same in both, and add by add_loss() what is a loss in training alone",
             )
-    return model, symbols(y), y_pred
+    return model, inputs.symbols(y), y_pred
 
 
 def adds_losses(model: keras.Model, x: Any) -> bool:
@@ -141,24 +141,15 @@ def adds_losses(model: keras.Model, x: Any) -> bool:
     training = {"training": True} if "training" in inspect.signature(model.call).parameters else {}
 
     def call(trainable: list[Any], state: list[Any], x: Any) -> Any:
+        x = inputs.taken(model, x)
         outputs, _, losses = model.stateless_call(trainable, state, x, return_losses=True, **training)
         found.extend(losses)
         return outputs
 
     variables = model.trainable_variables, model.non_trainable_variables
     values = [[keras.KerasTensor(v.shape, v.dtype) for v in some] for some in variables]
-    keras_backend.compute_output_spec(call, *values, symbols(x))
+    keras_backend.compute_output_spec(call, *values, inputs.symbols(x))
     return len(found) > sum(v.regularizer is not None for v in model.trainable_variables)
-
-
-def symbols(specs: Any) -> Any:
-    """Symbolic arrays of a batch of one example."""
-    return map_structure(lambda spec: keras.KerasTensor((1, *spec.shape), str(spec.dtype)), specs)
-
-
-def _complex(symbols: Any) -> int:
-    """How many of some symbolic arrays are of complex numbers."""
-    return sum(symbol.dtype.startswith("complex") for symbol in keras.tree.flatten(symbols))
 
 
 @contextlib.contextmanager

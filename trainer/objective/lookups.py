@@ -17,8 +17,8 @@ import numpy as np
 from keras import ops
 
 from input_pipeline.domains import Categories
-from input_pipeline.structure import flatten, map_structure
-from trainer.objective.building import symbols
+from input_pipeline.structure import flatten, map_structure, pack
+from trainer.objective.inputs import inputs_of, taken
 
 _SIZES = {keras.layers.Embedding: ("input_dim", "rows"), keras.layers.CategoryEncoding: ("num_tokens", "tokens")}
 
@@ -63,7 +63,7 @@ def looked_up(model: keras.Model, x: Any) -> Lookups:
 
     def call(trainable: list[Any], state: list[Any], x: Any) -> Any:
         given[:] = flatten(x)
-        return model.stateless_call(trainable, state, x, **_evaluating(model))
+        return model.stateless_call(trainable, state, taken(model, x), **_evaluating(model))
 
     variables = model.trainable_variables, model.non_trainable_variables
     values = [[keras.KerasTensor(v.shape, v.dtype) for v in some] for some in variables]
@@ -71,7 +71,7 @@ def looked_up(model: keras.Model, x: Any) -> Lookups:
         for layer, names in _SIZES.items():
             patches.enter_context(mock.patch.object(layer, "__call__", noting(layer.__call__, *names)))
         patches.enter_context(_seen(lambda layer, _: calls.append(layer)))
-        keras_backend.compute_output_spec(call, *values, _as_taken(model, symbols(x)))
+        keras_backend.compute_output_spec(call, *values, _as_taken(model, x))
     return Lookups(found, list({id(layer): layer for layer in calls}.values()))
 
 
@@ -129,7 +129,7 @@ def out_of_range(model: keras.Model, computed: Sequence[keras.layers.Embedding],
             raise _AllSeen
 
     with _seen(see), contextlib.suppress(_AllSeen, Exception):  # a process may not hold all of the variables
-        model(map_structure(ops.convert_to_tensor, x), **_evaluating(model))
+        model(map_structure(ops.convert_to_tensor, taken(model, x)), **_evaluating(model))
     return "".join(found)
 
 
@@ -138,9 +138,12 @@ def _evaluating(model: keras.Model) -> dict[str, bool]:
 
 
 def _as_taken(model: keras.Model, x: Any) -> Any:
-    """Symbolic arrays in the dtypes of the model's inputs, so that it need not cast them."""
-    dtypes = [each.dtype for each in keras.tree.flatten(getattr(model, "inputs", None) or ())]
-    if len(dtypes) != len(given := keras.tree.flatten(x)):
-        return x
-    cast = [keras.KerasTensor(each.shape, dtype) for each, dtype in zip(given, dtypes, strict=True)]
-    return keras.tree.pack_sequence_as(x, cast)
+    """Symbolic arrays of such Specs, with the dtypes and the dims of the model's inputs, so that it casts none."""
+
+    def symbol(spec: Any, of: keras.KerasTensor | None) -> keras.KerasTensor:
+        if of is None:
+            return keras.KerasTensor((1, *spec.shape), str(spec.dtype))
+        # A last dim of 1 may be there or not.
+        return keras.KerasTensor((1, *spec.shape, 1)[: len(of.shape)], of.dtype)
+
+    return pack(x, map(symbol, flatten(x), inputs_of(model, x)))

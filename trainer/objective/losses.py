@@ -16,7 +16,7 @@ from input_pipeline.domains import Categories, Domain, Shares
 from input_pipeline.source import named_weights, read
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.objective import building
+from trainer.objective import building, inputs
 from trainer.objective.logits import gives_logits, takes_logits
 from trainer.objective.metrics import build_metrics, in_floats, is_keras_own, of_probabilities
 from trainer.objective.outputs import names_of_labels, names_of_outputs, per_output, places_of_labels
@@ -166,7 +166,7 @@ def _try(losses: Losses, found: Sequence[Any], dataset: Dataset, y: Any, y_pred:
     Returns:
       In words, that a loss mixes examples, as none of Keras's but one does; '' if none does, or it can't be tried.
     """
-    symbols = several((y, y_pred, building.symbols(named_weights(dataset.spec[2:]))))
+    symbols = several((y, y_pred, inputs.symbols(named_weights(dataset.spec[2:]))))
     compute_output_spec(lambda y, y_pred, weights: losses({"x": y_pred, "y": y} | weights, y_pred, []), *symbols)
     for each in found:
         if isinstance(each, keras.losses.Circle):

@@ -1,0 +1,87 @@
+"""What a model takes of an example's x, and what it then gives."""
+
+import functools
+import inspect
+from typing import Any
+
+import keras
+import keras.src.backend as keras_backend
+from keras.src.models.functional import Functional
+
+from input_pipeline.structure import flatten, map_structure, pack
+
+
+def symbols(specs: Any) -> Any:
+    """Symbolic arrays of a batch of one example."""
+    return map_structure(lambda spec: keras.KerasTensor((1, *spec.shape), str(spec.dtype)), specs)
+
+
+def words(specs: Any) -> str:
+    """Such Specs in words, an array's dtype and shape each."""
+    return str(map_structure(lambda spec: f"{spec.dtype} {spec.shape}", specs)).replace("'", "")
+
+
+def taken(model: keras.Model, x: Any) -> Any:
+    """What a model takes of x: of a dict, the arrays that its inputs name.
+
+    Keras would pair all arrays with the inputs, both in the order of their names, and say so in a warning.
+    """
+    declared = _declared(model)
+    return _named(declared.input, x) if declared else x
+
+
+def inputs_of(model: keras.Model, x: Any) -> list[keras.KerasTensor | None]:
+    """For each array of x (Specs), the model's input to which Keras gives it; None where it is not known, or none."""
+    found: list[keras.KerasTensor | None] = [None] * len(flatten(x))
+    if declared := _declared(model):
+        numbers = taken(model, pack(x, iter(range(len(found)))))
+        if isinstance(numbers, dict) and not isinstance(declared.input, dict):
+            numbers = [numbers[name] for name in _names(declared.input) if name in numbers]
+        numbers = flatten(numbers)
+        if len(numbers) == len(declared.inputs):
+            for number, each in zip(numbers, declared.inputs, strict=True):
+                found[number] = each
+    return found
+
+
+def outputs(model: keras.Model, x: Any) -> Any:
+    """Symbolic outputs in training of a batch of one example of such Specs; it builds a subclassed model, too.
+
+    Raises:
+      ValueError, TypeError, RuntimeError: what Keras says of a model that does not take it.
+    """
+    training = {"training": True} if "training" in inspect.signature(model.call).parameters else {}
+    given = symbols(taken(model, x))
+    declared = _declared(model)
+    if not declared or _is_like(declared.input, given):
+        found = model(given, **training)
+        if all(None not in output.shape for output in keras.tree.flatten(found)):
+            return found  # else a layer left it open
+    # As with real arrays, whose structures and dims Keras fits to the inputs; of symbolic ones it does not.
+    return keras_backend.compute_output_spec(functools.partial(model, **training), given)
+
+
+def _declared(model: keras.Model) -> Functional | None:
+    """What declares a model's inputs; None where nothing does, or call() is of its own."""
+    functional = getattr(model, "_functional", model)  # Sequential has one inside, once it knows its input
+    plain = type(model).call in (Functional.call, keras.Sequential.call)
+    return functional if plain and isinstance(functional, Functional) else None
+
+
+def _named(inputs: Any, x: Any) -> Any:
+    if not isinstance(x, dict):
+        return x
+    if isinstance(inputs, dict):
+        return {name: _named(inputs[name], x[name]) for name in inputs} if inputs.keys() <= x.keys() else x
+    names = _names(inputs)
+    return {name: x[name] for name in names} if {*names} <= x.keys() else x
+
+
+def _names(inputs: Any) -> list[str]:
+    return [each.name for each in keras.tree.flatten(inputs)]
+
+
+def _is_like(inputs: Any, given: Any) -> bool:
+    """Whether symbolic arrays have the structure and the dims of a model's inputs."""
+    ranks = [[len(each.shape) for each in keras.tree.flatten(some)] for some in (given, inputs)]
+    return isinstance(given, dict) == isinstance(inputs, dict) and ranks[0] == ranks[1]
