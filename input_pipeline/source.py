@@ -206,10 +206,12 @@ def is_array(given: Any) -> bool:
 
 
 def without_nones(example: Any) -> Any:
-    """(x, y, weight) of which None may stand for no labels, which are (), or no weights."""
+    """(x, y, weight) of which None may stand for no labels, which are (), no weights, or, in a dict, no such input."""
     if not isinstance(example, tuple | list) or len(example) < 2:
         return example
     x, *others = example
+    if isinstance(x, dict):
+        x = {name: value for name, value in x.items() if value is not None}
     while others and others[-1] is None:
         others.pop()
     return (x, *(() if part is None else part for part in others))

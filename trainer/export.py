@@ -1,6 +1,5 @@
 """The verb export: a SavedModel and a .keras file, loaded again and compared before they are called done."""
 
-import functools
 import pathlib
 import shutil
 import textwrap
@@ -15,7 +14,7 @@ from trainer.config import Config
 from trainer.errors import OK
 from trainer.evaluate import restore
 from trainer.objective import trial
-from trainer.objective.inputs import taken
+from trainer.objective.inputs import inputs_of, taken
 from trainer.objective.randomness import is_seed
 from trainer.peers import Peers
 from trainer.run_directory import RunDirectory
@@ -27,7 +26,7 @@ def run(config: Config) -> int:
     """Writes export/model.keras, export/saved_model and the names of the classes. Returns the exit code."""
     parts, path = restore(config, Peers())
     source = parts.dataset.evaluation or parts.dataset.train
-    x = taken(parts.program.model, read(source, np.arange(min(_EXAMPLES, len(source))))[0])
+    x = _needed(parts.program.model, read(source, np.arange(min(_EXAMPLES, len(source))))[0])
     target = RunDirectory(config).exports
     temporary = target.with_name(f".{target.name}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -51,6 +50,14 @@ def run(config: Config) -> int:
     return OK
 
 
+def _needed(model: keras.Model, x: Any) -> Any:
+    """Of a dict of arrays, those that go to an input of the model, if that is known."""
+    found = inputs_of(model, x)
+    if not isinstance(x, dict) or len(x) < len(found) or all(each is None for each in found):
+        return x
+    return {name: x[name] for name, each in zip(sorted(x), found, strict=True) if each is not None}
+
+
 def _write_saved_model(model: keras.Model, x: Any, expected: Any, path: pathlib.Path) -> None:
     """Writes a SavedModel, and compares what it makes of some examples with what is expected.
 
@@ -62,7 +69,7 @@ def _write_saved_model(model: keras.Model, x: Any, expected: Any, path: pathlib.
     signature = map_structure(lambda a: keras.InputSpec(shape=(None, *a.shape[1:]), dtype=str(a.dtype)), x)
     archive = keras.export.ExportArchive()  # not by model.export(), where layers that augment images do so
     archive.track(model)
-    archive.add_endpoint("serve", functools.partial(model, training=False), input_signature=[signature])
+    archive.add_endpoint("serve", lambda x: model(taken(model, x), training=False), input_signature=[signature])
     archive.write_out(str(path), verbose=False)
     served = tf.saved_model.load(str(path))  # kept: its variables end with it
     if apart := _apart(model, expected, served.serve(x)):
@@ -102,7 +109,7 @@ def _outputs(model: keras.Model, x: Any, seeds: list[Any]) -> Any:
             variable.assign(value)
 
     begin()
-    outputs = model(x, training=False)
+    outputs = model(taken(model, x), training=False)
     begin()
     return outputs
 

@@ -71,7 +71,7 @@ def _examples(parts: Assembly, start: int) -> Any:
     """x and y of EXAMPLES training examples, from a place in the run's order on."""
     n = len(parts.dataset.train)
     x, y = read(parts.dataset.train, order.order(parts.config.seed, start + np.arange(EXAMPLES), n))[:2]
-    return map_structure(ops.convert_to_tensor, taken(parts.program.model, x)), map_structure(ops.convert_to_tensor, y)
+    return map_structure(ops.convert_to_tensor, x), map_structure(ops.convert_to_tensor, y)
 
 
 def _model(parts: Assembly) -> list[Finding]:
@@ -135,7 +135,7 @@ def _caller(model: keras.Model, training: bool) -> Callable[[Any], list[Any]]:
         outputs, _ = model.stateless_call(
             [v.value for v in model.trainable_variables],
             [v.value for v in model.non_trainable_variables],
-            x,
+            taken(model, x),
             **({"training": training} if _takes_training(model) else {}),
         )
         return [ops.convert_to_numpy(ops.cast(o, "float32")) for o in keras.tree.flatten(outputs)]
@@ -214,7 +214,7 @@ def _sums(parts: Assembly) -> list[Finding]:
         )
         found.append(Finding("the loss", problem))
     with logits.remembered():
-        keras_loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=False), training=False)
+        keras_loss = model.compute_loss(x=x, y=y, y_pred=model(taken(model, x), training=False), training=False)
     if not found and not close(whole.objective / whole.weight, ops.convert_to_numpy(keras_loss)):
         problem = f"is {whole.objective / whole.weight:.6g} in the run's step, but {float(keras_loss):.6g} in Keras's"
         found.append(Finding("the loss", problem))

@@ -12,8 +12,8 @@ from input_pipeline.structure import flatten, map_structure, pack
 
 
 def symbols(specs: Any) -> Any:
-    """Symbolic arrays of a batch of one example."""
-    return map_structure(lambda spec: keras.KerasTensor((1, *spec.shape), str(spec.dtype)), specs)
+    """Symbolic arrays of a batch of one example; None stays."""
+    return map_structure(lambda spec: spec and keras.KerasTensor((1, *spec.shape), str(spec.dtype)), specs)
 
 
 def words(specs: Any) -> str:
@@ -22,7 +22,7 @@ def words(specs: Any) -> str:
 
 
 def taken(model: keras.Model, x: Any) -> Any:
-    """What a model takes of x: of a dict, the arrays that its inputs name.
+    """What a model takes of x: of a dict, the arrays that its inputs name; None for an optional one that is not there.
 
     Keras would pair all arrays with the inputs, both in the order of their names, and say so in a warning.
     """
@@ -34,13 +34,11 @@ def inputs_of(model: keras.Model, x: Any) -> list[keras.KerasTensor | None]:
     """For each array of x (Specs), the model's input to which Keras gives it; None where it is not known, or none."""
     found: list[keras.KerasTensor | None] = [None] * len(flatten(x))
     if declared := _declared(model):
-        numbers = taken(model, pack(x, iter(range(len(found)))))
-        if isinstance(numbers, dict) and not isinstance(declared.input, dict):
-            numbers = [numbers[name] for name in _names(declared.input) if name in numbers]
-        numbers = flatten(numbers)
+        numbers = flatten(taken(model, pack(x, iter(range(len(found))))))
         if len(numbers) == len(declared.inputs):
             for number, each in zip(numbers, declared.inputs, strict=True):
-                found[number] = each
+                if number is not None:
+                    found[number] = each
     return found
 
 
@@ -71,17 +69,20 @@ def _declared(model: keras.Model) -> Functional | None:
 def _named(inputs: Any, x: Any) -> Any:
     if not isinstance(x, dict):
         return x
+    known = inputs if isinstance(inputs, dict) else {each.name: each for each in keras.tree.flatten(inputs)}
+    if any(name not in x and not _is_optional(each) for name, each in known.items()):
+        return x
     if isinstance(inputs, dict):
-        return {name: _named(inputs[name], x[name]) for name in inputs} if inputs.keys() <= x.keys() else x
-    names = _names(inputs)
-    return {name: x[name] for name in names} if {*names} <= x.keys() else x
+        return {name: _named(each, x.get(name)) for name, each in inputs.items()}
+    return keras.tree.map_structure(lambda each: x.get(each.name), inputs)
 
 
-def _names(inputs: Any) -> list[str]:
-    return [each.name for each in keras.tree.flatten(inputs)]
+def _is_optional(tensor: Any) -> bool:
+    history: Any = getattr(tensor, "_keras_history", None)
+    return bool(history) and getattr(history.operation, "optional", False)
 
 
 def _is_like(inputs: Any, given: Any) -> bool:
     """Whether symbolic arrays have the structure and the dims of a model's inputs."""
-    ranks = [[len(each.shape) for each in keras.tree.flatten(some)] for some in (given, inputs)]
+    ranks = [[None if each is None else len(each.shape) for each in flatten(some)] for some in (given, inputs)]
     return isinstance(given, dict) == isinstance(inputs, dict) and ranks[0] == ranks[1]
