@@ -155,6 +155,17 @@ class Pipeline:
                 del self._fed[block]
         return total
 
+    def ids(self, step: int) -> npt.NDArray[np.int64]:
+        """(B,) of the examples of a step of all logical replicas."""
+        return self._ids(self._positions(step))
+
+    def examples(self, step: int) -> Example:
+        """What a step of all logical replicas is fed (B, ...)."""
+        return self._read_once(self._positions(step), self.ids(step))
+
+    def _positions(self, step: int) -> npt.NDArray[np.int64]:
+        return step * self.global_batch + np.arange(self.global_batch)
+
     def read_block(self, index: int) -> Batch:
         """Reads element `index`: block index // shares, share index % shares."""
         block, share = divmod(int(index), len(self.shares))

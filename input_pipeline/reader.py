@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from input_pipeline.cores import cores
 from input_pipeline.source import DataError, Example, Source, is_streamed, read
-from input_pipeline.structure import Spec, flatten, map_structure, pack
+from input_pipeline.structure import Spec, flatten, map_structure, pack, words
 
 _PART = 0.1  # seconds of reading that are worth a thread's while
 
@@ -53,7 +53,8 @@ class Reader:
         found = map_structure(lambda a: Spec(a.shape[1:], a.dtype), example)
         if found != self._example:
             raise DataError(
-                f"examples {', '.join(map(str, ids[:4]))}, ... are {found}, but example 0 is {self._example}: give all "
-                "one shape and dtype, by padding or resizing; another shape would be compiled anew"
+                f"examples {', '.join(map(str, ids[:4]))}, ... are {words(found)}, but example 0 is "
+                f"{words(self._example)}: give all one shape and dtype, by padding or resizing; another shape would be "
+                "compiled anew"
             )
         return example

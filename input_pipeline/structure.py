@@ -39,3 +39,8 @@ def pack(structure: Any, leaves: Iterator[Any]) -> Any:
     if isinstance(structure, tuple | list) and not isinstance(structure, Spec):
         return tuple(pack(s, leaves) for s in structure)
     return next(leaves)
+
+
+def words(specs: Any) -> str:
+    """Specs in words, an array's dtype and shape each."""
+    return str(map_structure(lambda spec: f"{spec.dtype} {spec.shape}", specs)).replace("'", "")

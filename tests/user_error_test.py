@@ -93,6 +93,15 @@ class NotANumber:
     classes = 3
 
 
+class NoNumberAtTimes(NotANumber):
+    train = Arrays(np.nan_to_num(NotANumber.x), np.zeros(len(NotANumber.x), np.int32))
+
+    @staticmethod
+    def augment(examples, keys):
+        x, y = examples
+        return x / (keys % 50 > 0)[:, None].astype("float32"), y
+
+
 class NotEvaluated:
     train, evaluation, classes = NotANumber.evaluation, NotANumber.train, 3
 
@@ -763,6 +772,11 @@ def test_the_directory_of_another_run(project):
                 "): the input of example 77 is not finite;",
                 "Fix: mend it",
             ],
+        ),
+        (
+            "jax",
+            ["--dataset=user_project:NoNumberAtTimes", "--model=user_project:linear"],
+            [" is not finite, as the dataset's `augment` makes it;", "Fix: mend that function"],
         ),
     ],
 )

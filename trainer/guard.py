@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from input_pipeline.source import Source, ids_at, is_streamed, read
+from input_pipeline.pipeline import Pipeline
+from input_pipeline.source import Example, is_streamed, read
 from input_pipeline.structure import flatten
 from trainer import policy
 from trainer.config import Config
@@ -32,7 +33,7 @@ class Guard:
     Args:
       config: gives on_nan.
       compiled: whether the model is compiled with an optimizer of its own.
-      source: the training examples.
+      pipeline: of the training examples.
       out_of_range: what examples look up, and has no row, in words.
       remembered: what `memory` was when the run was saved.
     """
@@ -41,11 +42,11 @@ class Guard:
         self,
         config: Config,
         compiled: bool,
-        source: Source,
+        pipeline: Pipeline,
         out_of_range: Callable[[Any], str],
         remembered: Mapping[str, Any],
     ) -> None:
-        self._config, self._compiled, self._source = config, compiled, source
+        self._config, self._compiled, self._pipeline = config, compiled, pipeline
         self._out_of_range = out_of_range
         self._cause: Cause | None = None  # of what was not finite last
         self._policy = policy.parse(config.on_nan)
@@ -67,26 +68,25 @@ class Guard:
         self._cause, step = None, totals.counted.unhealthy
         if step == NEVER:
             return ""
-        batch = self._config.global_batch
-        ids = ids_at(self._source, self._config.seed, step * batch + np.arange(batch))
+        ids = self._pipeline.ids(step)
         first = ", ".join(map(str, ids[:8])) + ", ..." * (len(ids) > 8)
-        if not is_streamed(self._source):
-            self._cause = self._found(ids)
+        if not is_streamed(self._pipeline.source):
+            self._cause = self._found(step)
         if not (step or self._cause):
             self._cause = Cause("model", "no update was made yet", "look at what the model and its loss make of them")
         why = f": {self._cause.words}" if self._cause else ""
         return f"the loss or a gradient was not finite at step {step + 1} (examples {first}){why}"
 
-    def _found(self, ids: npt.NDArray[np.int64]) -> Cause | None:
-        """What is wrong with examples, or with what the model looks up for them."""
-        example = read(self._source, ids)
-        for what, part in zip(("input", "label", "weight"), example, strict=False):
-            for array in flatten(part):
-                bad = ~np.isfinite(array).reshape(len(ids), -1).all(axis=1)
-                if bad.any():
-                    return Cause(
-                        "dataset", f"the {what} of example {ids[bad][0]} is not finite", "mend it, or leave it out"
-                    )
+    def _found(self, step: int) -> Cause | None:
+        """What is wrong with the examples of a step, or with what the model looks up for them."""
+        ids = self._pipeline.ids(step)
+        example = read(self._pipeline.source, ids)
+        if cause := _not_finite(ids, example, "", "mend it, or leave it out"):
+            return cause
+        if self._pipeline.augment:
+            example = self._pipeline.examples(step)
+            if cause := _not_finite(ids, example, ", as the dataset's `augment` makes it", "mend that function"):
+                return cause
         missing = self._out_of_range(example[0])
         fix = "give that layer more rows (input_dim), or mend what computes its numbers"
         return Cause("model", missing, fix) if missing else None
@@ -138,3 +138,12 @@ class Guard:
             f"{fix}, {clip}, or look at the data; --on_nan=skip or rollback goes on without the steps at fault; "
             "--initialize_from takes the kept checkpoint into a new run",
         )
+
+
+def _not_finite(ids: npt.NDArray[np.int64], example: Example, by: str, fix: str) -> Cause | None:
+    for what, part in zip(("input", "label", "weight"), example, strict=False):
+        for array in flatten(part):
+            bad = ~np.isfinite(array).reshape(len(ids), -1).all(axis=1)
+            if bad.any():
+                return Cause("dataset", f"the {what} of example {ids[bad][0]} is not finite{by}", fix)
+    return None

@@ -51,8 +51,8 @@ class Training:
         self.step, progress = restored.step, restored.progress
         self.stopped = progress.stopped
         program = parts.program
-        self._guard = Guard(config, program.as_compiled, parts.dataset.train, program.out_of_range, progress.guard)
         self.pipeline = dataclasses.replace(parts.pipeline(parts.dataset.train, shuffled=True), most=parts.steps)
+        self._guard = Guard(config, program.as_compiled, self.pipeline, program.out_of_range, progress.guard)
         patient = not (config.callbacks or self._guard.steers or parts.program.scales_loss)
         self._log = Log(parts, self.pipeline, ledger, progress, patient)
         self.in_flight: Totals | None = None  # of the last chunk

@@ -14,7 +14,7 @@ from keras.src.models.functional import Functional
 from keras.src.trainers.trainer import Trainer
 
 from input_pipeline.dataset import Dataset
-from input_pipeline.structure import flatten
+from input_pipeline.structure import flatten, words
 from trainer import plugins
 from trainer.config import Config
 from trainer.errors import UserError, said_by_keras
@@ -47,7 +47,7 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
         raise UserError(
             "dataset",
             config.dataset,
-            f"gives several arrays for an example's x, {inputs.words(x)}{labels}: there is no one `input_shape`, which "
+            f"gives several arrays for an example's x, {words(x)}{labels}: there is no one `input_shape`, which "
             f"--model={config.model} needs",
             "let the source return (x, y), x being one array; or give a model that takes several, by their names",
         )
@@ -86,14 +86,14 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
             fix = "name the model's inputs as the arrays of x, a dict, are; or give as many, in the order of its inputs"
         else:
             fix = "give the model the dataset's shape: name input_shape in build's signature"
-        reason = f"does not take the examples of --dataset={config.dataset} ({inputs.words(x)}): {said_by_keras(error)}"
+        reason = f"does not take the examples of --dataset={config.dataset} ({words(x)}): {said_by_keras(error)}"
         raise UserError("model", config.model, reason, fix) from error
     for spec, of in zip(flatten(x), inputs.inputs_of(model, x), strict=True):
         if of is not None and "complex" in spec.dtype.name and "complex" not in of.dtype:
             raise UserError(
                 "dataset",
                 config.dataset,
-                f"gives complex numbers ({inputs.words(x)}), and the model's input is real: Keras would leave out the "
+                f"gives complex numbers ({words(x)}), and the model's input is real: Keras would leave out the "
                 "imaginary parts",
                 "let the source give real and imaginary parts, or give that input dtype='complex64'",
             )

@@ -16,11 +16,6 @@ def symbols(specs: Any) -> Any:
     return map_structure(lambda spec: spec and keras.KerasTensor((1, *spec.shape), str(spec.dtype)), specs)
 
 
-def words(specs: Any) -> str:
-    """Such Specs in words, an array's dtype and shape each."""
-    return str(map_structure(lambda spec: f"{spec.dtype} {spec.shape}", specs)).replace("'", "")
-
-
 def taken(model: keras.Model, x: Any) -> Any:
     """What a model takes of x: of a dict, the arrays that its inputs name; None for an optional one that is not there.
 
