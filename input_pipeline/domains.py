@@ -1,7 +1,8 @@
 """Which numbers may be in an array: others would be silent nonsense.
 
 JAX takes the loss of a class that is not there for 0; for a row of an embedding that is not there, Keras takes one from
-the table's end, or TensorFlow, on some devices, zeros; the crossentropy of a label of 255 has no least value.
+the table's end, or TensorFlow, on some devices, zeros; the crossentropy of a label of 255 has no least value; a mean by
+weights of which some are negative may be divided by next to nothing.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from input_pipeline.source import DataError
+from input_pipeline.source import DataError, Example, named_weights
 from input_pipeline.structure import flatten
 
 _ROUNDED = 2**-7  # by which a probability of 16 bits may be over 1
@@ -61,18 +62,41 @@ class Shares(NamedTuple):
         return ~((array >= least) & (array <= most))
 
 
-Domain = Categories | Shares
+class Weights:
+    """Numbers by which a mean over examples weighs them: none is negative."""
+
+    def __str__(self) -> str:
+        return (
+            "negative, and a mean is divided by the sum of the weights; those that a dict gives by output multiply its "
+            "loss alone, and may be"
+        )
+
+    def outside(self, array: Any) -> Any:
+        """Which numbers of an array are negative."""
+        return np.False_ if array.size and array.min() >= 0 else array < 0
 
 
-def check(domains: Sequence[Domain | None], part: Any, what: str, where: str, ids: Any) -> None:
+Domain = Categories | Shares | Weights
+
+
+def check(
+    inputs: Sequence[Domain | None], labels: Sequence[Domain | None], example: Example, where: str, ids: Any
+) -> None:
     """Raises DataError for numbers outside of their domains, naming the first such example.
 
     Args:
-      domains: of each array; None: anything goes.
-      part: arrays (examples, ...), perhaps nested.
-      what, where: what each number is, and of what, for the message.
+      inputs, labels: of each array of x and of y; None: anything goes.
+      example: (x, y, weight) of examples, or its first parts.
+      where: what they are of, for the message.
       ids: of the examples.
     """
+    x, y, *weight = (*example, ())[: max(2, len(example))]
+    _check(inputs, x, "input", where, ids)
+    _check(labels, y, "label", where, ids)
+    _check([Weights()], named_weights(weight).get("weight", ()), "weight", where, ids)
+
+
+def _check(domains: Sequence[Domain | None], part: Any, what: str, where: str, ids: Any) -> None:
     for domain, array in zip(domains, flatten(part), strict=False):
         if domain is None:
             continue

@@ -181,8 +181,7 @@ class Pipeline:
             with self._lock:  # the shares of a block may be read at once
                 self._fed[block] = checksums + self._fed.get(block, np.uint64(0))
         x, y, *weight = self._read(block, position, ids)
-        check(self.inputs, x, "input", "the source", ids.ravel())
-        check(self.labels, y, "label", "the source", ids.ravel())
+        check(self.inputs, self.labels, (x, y, *weight), "the source", ids.ravel())
         batch = map_structure(lambda a: a.reshape(ids.shape + a.shape[1:]), {"x": x, "y": y})
         batch["key"] = order.keys(self.seed, step[..., 0], replica[:, 0])
         weights = ({"weight": np.ones(ids.size)} if self._padded else {}) | named_weights(weight)

@@ -40,6 +40,11 @@ class Fractions:
     classes = 10
 
 
+class Advantages:
+    train = Arrays(IMAGES, LABELS, np.where(np.arange(len(LABELS)) == 5, -1.5, 1))
+    classes = 10
+
+
 class Complex:
     train = evaluation = Arrays(IMAGES * 1j, LABELS)
     classes = 10
@@ -574,6 +579,10 @@ def project(tmp_path):
         (
             ["--dataset=user_project:White", "--model=user_project:segments"],
             ["label 255 of example 0 of 'train' is not within 0 and 1, as binary_crossentropy takes it (6400 such"],
+        ),
+        (
+            ["--dataset=user_project:Advantages"],
+            ["weight -1.5 of example 5 of 'train' is negative", "divided by the sum of the weights", "by output"],
         ),
         (["--dataset=user_project:Complex"], ["complex numbers", "leave out the imaginary parts", "complex64"]),
         (

@@ -16,10 +16,11 @@ from input_pipeline.dataset import Dataset
 from input_pipeline.domains import Categories, Domain, check
 from input_pipeline.pipeline import Pipeline
 from input_pipeline.source import DataError, Source, arrays_of, example_spec
+from input_pipeline.structure import words
 from trainer import backend, optimizers, policy, strategies
 from trainer.clock import Interval
 from trainer.config import Config
-from trainer.errors import UserError
+from trainer.errors import UserError, said_by_keras
 from trainer.loading import data_error, load_dataset
 from trainer.monitoring.ledger import Ledger
 from trainer.peers import Peers
@@ -97,9 +98,8 @@ class Assembly:
         try:
             for source, name in named.items():  # once, where two are parts of the same
                 if source is not None:
-                    (x, *y), ids = source.arrays, np.arange(len(source))
-                    check(() if source.is_mapped else self.program.inputs, x, "input", f"{name!r}", ids)
-                    check(self._labels, y[:1], "label", f"{name!r}", ids)
+                    inputs = () if source.is_mapped else self.program.inputs
+                    check(inputs, self._labels, source.arrays, f"{name!r}", np.arange(len(source)))
         except DataError as error:
             raise data_error(self.config, error) from error
 
@@ -116,8 +116,8 @@ class Assembly:
                     raise UserError(
                         "dataset",
                         self.config.dataset,
-                        f"has examples to train on of {known[0][:2]}, and to evaluate on of {spec[:2]}, which "
-                        f"--model={self.config.model} does not take: {error}",
+                        f"has examples to train on of {words(known[0][:2])}, and to evaluate on of {words(spec[:2])}, "
+                        f"which --model={self.config.model} does not take: {said_by_keras(error)}",
                         "give all the same shapes, as by resizing or padding",
                     ) from error
 
