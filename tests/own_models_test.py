@@ -488,6 +488,28 @@ def pages(more, kinds=4):
     return x, y
 
 
+class Signed(Circles):
+    def read(self, ids):
+        x, y = super().read(ids)
+        return x["points"], {"logits": y}, {"logits": (ids % 3 - 1.0).astype("float32")}  # as advantages are
+
+
+class signed_data:
+    train = Signed(500, 0)
+
+
+class Twice(keras.Sequential):
+    def call(self, x, training=None):
+        y = super().call(x, training=training)
+        return {"logits": y, "squares": keras.ops.square(y)}
+
+
+def signed(twice):
+    made = (Twice if twice else keras.Sequential)([keras.Input((2,)), keras.layers.Dense(2, name="logits")])
+    made.compile("sgd", {"logits": keras.losses.SparseCategoricalCrossentropy(from_logits=True)})
+    return made
+
+
 @keras.saving.register_keras_serializable("test")
 class Ignored(keras.layers.Layer):
     def call(self, x, ignored=None):
@@ -819,6 +841,15 @@ def test_labels_find_their_outputs(project):
         assert all(word in said for word in words), said
     said = trainer("evaluate", "--run_dir=0", cwd=project, code=2).stderr
     assert "has no examples but those that are trained on" in said
+
+
+def test_outputs_of_a_sequential_model(project):
+    """Its last layer's name is its output's; of a call() of its own, outputs are what that returns."""
+    for backend, twice in (("jax", False), ("jax", True), ("tensorflow", True)):
+        flags = ("--dataset=my_project:signed_data", f"--model=my_project:signed({twice=})", "--steps=3")
+        trainer(f"--backend={backend}", *flags, "--log_every=1", f"--run_dir={backend}{twice}", cwd=project)
+    assert deviation(curve(project / "jaxFalse"), curve(project / "jaxTrue")) <= 1e-5
+    assert deviation(curve(project / "jaxFalse"), curve(project / "tensorflowTrue")) <= 1e-5
 
 
 def test_columns_find_their_inputs(project):

@@ -10,6 +10,8 @@ from keras.src.models.functional import Functional
 
 from input_pipeline.structure import flatten, map_structure, pack
 
+_PLAIN = Functional.call, keras.Sequential.call
+
 
 def symbols(specs: Any) -> Any:
     """Symbolic arrays of a batch of one example; None stays."""
@@ -48,8 +50,11 @@ def outputs(model: keras.Model, x: Any) -> Any:
     declared = _declared(model)
     if not declared or _is_like(declared.input, given):
         found = model(given, **training)
-        if all(None not in output.shape for output in keras.tree.flatten(found)):
-            return found  # else a layer left it open
+        # Of a subclass of these two they are the layers' outputs, and not what call() returns; a layer may leave a dim
+        # open.
+        by_layers = isinstance(model, Functional | keras.Sequential) and type(model).call not in _PLAIN
+        if not by_layers and all(None not in output.shape for output in keras.tree.flatten(found)):
+            return found
     # As with real arrays, whose structures and dims Keras fits to the inputs; of symbolic ones it does not.
     return keras_backend.compute_output_spec(functools.partial(model, **training), given)
 
@@ -57,8 +62,7 @@ def outputs(model: keras.Model, x: Any) -> Any:
 def _declared(model: keras.Model) -> Functional | None:
     """What declares a model's inputs; None where nothing does, or call() is of its own."""
     functional = getattr(model, "_functional", model)  # Sequential has one inside, once it knows its input
-    plain = type(model).call in (Functional.call, keras.Sequential.call)
-    return functional if plain and isinstance(functional, Functional) else None
+    return functional if type(model).call in _PLAIN and isinstance(functional, Functional) else None
 
 
 def _named(inputs: Any, x: Any) -> Any:

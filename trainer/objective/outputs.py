@@ -21,7 +21,10 @@ def places_of_labels(model: keras.Model, losses: Sequence[Any], y: Any, y_pred: 
 
 def names_of_outputs(model: keras.Model, y_pred: Any) -> list[str]:
     """In the order in which the outputs are flattened; [] where they have no names."""
-    return sorted(y_pred) if isinstance(y_pred, dict) else list(getattr(model, "output_names", []))
+    if isinstance(y_pred, dict):
+        return sorted(y_pred)
+    names = getattr(getattr(model, "_functional", model), "output_names", [])  # Sequential has a functional one inside
+    return list(names) if len(names) == len(keras.tree.flatten(y_pred)) else []
 
 
 def names_of_labels(config: Config, model: keras.Model, y: Any, y_pred: Any) -> list[str] | None:
