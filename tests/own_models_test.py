@@ -374,9 +374,13 @@ def two_rates(input_shape, classes, rate=0.01):
     return model
 
 
-def linear(input_shape, classes, factor=None):
+def linear(input_shape, classes, factor=None, decays=None, built=False):
     model = keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
-    sgd = keras.optimizers.SGD(0.001, loss_scale_factor=factor)
+    sgd = keras.optimizers.SGD(0.001, loss_scale_factor=factor, weight_decay=decays and 9.0)
+    if decays:
+        sgd.exclude_from_weight_decay(var_names=[decays])
+    if built:
+        sgd.build(model.trainable_variables)
     model.compile(sgd, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 
@@ -940,6 +944,10 @@ def test_the_optimizer_of_a_compiled_model(project):
         model = f"--model=my_project:linear(factor={factor})"
         trainer("--backend=jax", model, "--steps=10", f"--run_dir={project / str(factor)}", cwd=project)
     assert curve(project / "None") == curve(project / "1024.0")
+    for decays, built in (("kernel", False), ("kernel", True), ("no kernel", True)):
+        model = f"--model=my_project:linear({decays=}, {built=})"
+        trainer("--backend=jax", model, "--steps=10", f"--run_dir={project / decays}{built}", cwd=project)
+    assert curve(project / "kernelFalse") == curve(project / "kernelTrue") != curve(project / "no kernelTrue")
 
 
 @pytest.mark.parametrize("where", [("--backend=jax",), ("--strategy=mirrored", "--devices=2")])

@@ -13,6 +13,7 @@ from trainer.errors import UserError
 from trainer.objective.trial import dtypes
 
 _NOT_BY_NAME = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")  # a base class, and two wrappers
+_NOT_TO_DECAY = "_exclude_from_weight_decay"
 # Of Keras's, those that train otherwise on TensorFlow. It takes its momenta from before a step after they have changed:
 # what Keras calls a variable's value is the variable itself there.
 _WRONG_ON_TENSORFLOW = ("ScheduleFreeAdamW",)
@@ -22,7 +23,7 @@ def create(config: Config, model: keras.Model, steps: int) -> keras.optimizers.O
     """The optimizer of a run of `steps` steps, with its schedule, and loss scaling where layers compute in float16."""
     own = None if config.optimizer else compiled_with(model)
     if own is not None and own.built:  # of a model that was trained before and loaded: a run begins at step 0
-        own = type(own).from_config(own.get_config())
+        own = _anew(own)
     optimizer = _by_name(config, _schedule(config, steps)) if own is None else own
     for flag in ("learning_rate", "schedule") if own is not None else ():
         if (value := getattr(config, flag)) not in ("", None):
@@ -39,6 +40,14 @@ def create(config: Config, model: keras.Model, steps: int) -> keras.optimizers.O
     if "float16" in dtypes(model) and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
+
+
+def _anew(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """The same, not built. Keras leaves out of its config which variables are not to decay."""
+    made = type(optimizer).from_config(optimizer.get_config())
+    for old, new in zip(each_of(optimizer), each_of(made), strict=True):
+        vars(new).update({name: value for name, value in vars(old).items() if name.startswith(_NOT_TO_DECAY)})
+    return made
 
 
 def check_trains(config: Config, optimizer: keras.optimizers.Optimizer) -> None:
