@@ -374,9 +374,19 @@ def two_rates(input_shape, classes, rate=0.01):
     return model
 
 
-def linear(input_shape, classes, factor=None, decays=None, built=False):
+class Rise(keras.optimizers.schedules.LearningRateSchedule):
+    '''As those of most tutorials, without a get_config().'''
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def __call__(self, step):
+        return 0.001 * keras.ops.minimum(1.0, keras.ops.cast(step + 1, "float32") / self.steps)
+
+
+def linear(input_shape, classes, factor=None, decays=None, built=False, steps=0):
     model = keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
-    sgd = keras.optimizers.SGD(0.001, loss_scale_factor=factor, weight_decay=decays and 9.0)
+    sgd = keras.optimizers.SGD(Rise(steps) if steps else 0.001, loss_scale_factor=factor, weight_decay=decays and 9.0)
     if decays:
         sgd.exclude_from_weight_decay(var_names=[decays])
     if built:
@@ -944,6 +954,10 @@ def test_the_optimizer_of_a_compiled_model(project):
         model = f"--model=my_project:linear(factor={factor})"
         trainer("--backend=jax", model, "--steps=10", f"--run_dir={project / str(factor)}", cwd=project)
     assert curve(project / "None") == curve(project / "1024.0")
+    for steps, code, words in ((5, 0, "(Rise(steps=5))"), (6, 2, "Rise(steps=5)")):
+        model = f"--model=my_project:linear({steps=})"
+        done = trainer("--backend=jax", model, "--steps=10", "--run_dir=rising", cwd=project, code=code)
+        assert words in done.stdout + done.stderr
     for decays, built in (("kernel", False), ("kernel", True), ("no kernel", True)):
         model = f"--model=my_project:linear({decays=}, {built=})"
         trainer("--backend=jax", model, "--steps=10", f"--run_dir={project / decays}{built}", cwd=project)

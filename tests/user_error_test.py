@@ -111,6 +111,23 @@ class NotEvaluated:
     train, evaluation, classes = NotANumber.evaluation, NotANumber.train, 3
 
 
+class Rate(keras.optimizers.schedules.LearningRateSchedule):
+    def __init__(self, how):
+        self.how, self.rate = how, 0.1
+
+    def __call__(self, step):
+        if self.how == "decided":
+            return 0.1 if step < 10 else 0.01
+        self.rate *= 0.9
+        return self.rate if self.how == "counted" else keras.ops.cast(step, "float32") ** -0.5
+
+
+def scheduled(input_shape, classes, how):
+    model = linear(input_shape, classes)
+    model.compile(keras.optimizers.SGD(Rate(how)), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 def linear(input_shape, classes):
     layers = [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes, name="out")]
     return keras.Sequential(layers, name="linear")
@@ -597,6 +614,9 @@ def project(tmp_path):
             ["--dataset=user_project:Tokens(late=True)", "--model=user_project:LookUp"],
             ["input -1 of example 700 of the source is none of the 20 rows"],
         ),
+        (["--model=user_project:scheduled(how='decided')"], ["schedule Rate can't be compiled", "ops.where"]),
+        (["--model=user_project:scheduled(how='counted')"], ["schedule Rate gives 0.09 and 0.081 when it is asked"]),
+        (["--model=user_project:scheduled(how='divided')"], ["schedule Rate gives inf for the first step, whose"]),
         (["--model=user_project:nothing"], ["user_project:nothing", "has no 'nothing'"]),
         (["--model=user_project:scalar_loss"], ["not one value per example"]),
         (

@@ -1,18 +1,22 @@
 """Optimizer and learning-rate schedule: the flags', or those that the model is compiled with."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
+from keras.src.backend import compute_output_spec
 
 from trainer import plugins
 from trainer.config import Config
-from trainer.errors import UserError
+from trainer.errors import UserError, said_by_keras
 from trainer.objective.trial import dtypes
 
 _NOT_BY_NAME = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")  # a base class, and two wrappers
+_SIMPLE = bool | int | float | str
 _NOT_TO_DECAY = "_exclude_from_weight_decay"
 # Of Keras's, those that train otherwise on TensorFlow. It takes its momenta from before a step after they have changed:
 # what Keras calls a variable's value is the variable itself there.
@@ -51,7 +55,10 @@ def _anew(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
 
 
 def check_trains(config: Config, optimizer: keras.optimizers.Optimizer) -> None:
-    """Raises UserError where Keras's own trains otherwise on this backend, which may judge what another has trained."""
+    """Raises UserError where one can't train, which may judge what another backend has trained.
+
+    Keras's own trains otherwise on this backend, or the rate is no function of the step that can be compiled.
+    """
     for each in each_of(optimizer):
         if keras.config.backend() == "tensorflow" and type(each).__name__ in _WRONG_ON_TENSORFLOW:
             raise UserError(
@@ -59,6 +66,30 @@ def check_trains(config: Config, optimizer: keras.optimizers.Optimizer) -> None:
                 f"trains by Keras's {type(each).__name__}, which mixes up its variables' values on TensorFlow",
                 "use --backend=jax, or another optimizer, such as adamw",
             )
+        if wrong := _is_no_function(each._learning_rate, each.iterations):
+            raise UserError(
+                *_whose(config),
+                f"its schedule {type(each._learning_rate).__name__} {wrong}",
+                "compute the rate from the step alone, by keras.ops: ops.where(step < 10, a, b) in the place of an if",
+            )
+
+
+def _is_no_function(schedule: Any, iterations: keras.Variable) -> str:
+    """Why a compiled step would not follow a schedule of a user's own, in words; '' if it would."""
+    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        return ""
+    if type(schedule).__module__.startswith(("keras.", "trainer.")):
+        return ""
+    rates = [float(keras.ops.convert_to_numpy(schedule(iterations.value))) for _ in range(2)]
+    if not math.isfinite(rates[0]):
+        return f"gives {rates[0]} for the first step, whose number is 0"
+    if rates[0] != rates[1]:
+        return f"gives {rates[0]:g} and {rates[1]:g} when it is asked twice about one step"
+    try:
+        compute_output_spec(schedule, keras.KerasTensor((), iterations.dtype))
+    except Exception as error:
+        return f"can't be compiled: {said_by_keras(error).partition(chr(10))[0]}"
+    return ""
 
 
 def _whose(config: Config) -> tuple[str, str]:
@@ -106,7 +137,8 @@ def describe(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """'optimizer', 'learning_rate' of its next step, and 'schedule', as the flags would say them."""
     names, schedules = [], []
     for each in each_of(optimizer):
-        given = each.get_config()
+        with mock.patch.object(keras.optimizers.schedules.LearningRateSchedule, "get_config", _arguments):
+            given = each.get_config()
         rate = given.pop("learning_rate", None)
         names.append(_spelt(type(each).__name__, given))
         schedules.append(_spelt(rate["class_name"], rate["config"]) if isinstance(rate, dict) else "constant")
@@ -121,8 +153,13 @@ def each_of(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Opti
     return [getattr(optimizer, "inner_optimizer", optimizer)]
 
 
+def _arguments(schedule: keras.optimizers.schedules.LearningRateSchedule) -> dict[str, Any]:
+    """What stands for the config of a schedule that gives none."""
+    return {name: value for name, value in vars(schedule).items() if isinstance(value, _SIMPLE)}
+
+
 def _spelt(name: str, config: Mapping[str, Any]) -> str:
-    simple = [f"{k}={v}" for k, v in config.items() if k != "name" and v and isinstance(v, bool | int | float | str)]
+    simple = [f"{k}={v}" for k, v in config.items() if k != "name" and v and isinstance(v, _SIMPLE)]
     return f"{name}({', '.join(simple)})"
 
 
