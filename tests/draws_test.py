@@ -29,9 +29,15 @@ with draws.on_host():
     rotation, wide = of.Orthogonal(seed=4)((64, 32)), of.Orthogonal(2.0, seed=4)((3, 4, 32), "bfloat16")
     one = of.RandomNormal(seed=1)(())
     zeros, ones = of.Zeros()((2, 3), "bfloat16"), of.Ones()([4])
+    own = [draw((50, 2), seed=5) for draw in (keras.random.normal, keras.random.uniform, keras.random.truncated_normal)]
+    own.append(keras.random.randint((50, 2), 3, 9, seed=keras.random.SeedGenerator(6)))
+    noisy = keras.layers.GaussianNoise(1.0, seed=7)(keras.KerasTensor((3, 4)), training=True)  # is traced as ever
     ones += 1  # it is the caller's, as a backend's array would be
 assert (zeros == 0).all() and zeros.shape == (2, 3) and zeros.dtype.name == "bfloat16" and ones.tolist() == [2] * 4
-found = [normal, truncated, uniform, halves, doubles, first, second, one, rotation, wide]
+assert all(keras.ops.is_tensor(values) for values in own) and noisy.shape == (3, 4)
+own = [keras.ops.convert_to_numpy(values) for values in own]
+assert set(own[3].flat) == {*range(3, 9)} and own[3].dtype == "int32"
+found = [normal, truncated, uniform, halves, doubles, first, second, one, rotation, wide, *own]
 assert all(isinstance(values, np.ndarray) for values in found)
 assert [v.dtype.name for v in found[2:5]] == ["float32", "bfloat16", "float64"], [v.dtype for v in found]
 assert abs(normal.mean() - 1) < 3e-3 and abs(normal.std() - 0.5) < 3e-3 and normal.max() > 2.5

@@ -17,6 +17,8 @@ import keras.src.initializers.random_initializers as keras_initializers
 import numpy as np
 import numpy.typing as npt
 from keras.src.backend import random as of_backend
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.random.seed_generator import draw_seed
 
 from trainer.storage.shards import dtype as dtype_of
@@ -27,14 +29,31 @@ Numbers = npt.NDArray[np.floating[Any]]
 
 @contextlib.contextmanager
 def on_host() -> Iterator[None]:
-    """Within it, Keras's initializers return numpy arrays: zeros, ones, and numbers that follow from seeds alone."""
-    with (
-        mock.patch.object(keras_initializers, "random", _Host()),
-        mock.patch.object(keras_initializers.Orthogonal, "__call__", _orthogonal),
-        mock.patch.object(keras.initializers.Zeros, "__call__", functools.partialmethod(_constant, 0)),
-        mock.patch.object(keras.initializers.Ones, "__call__", functools.partialmethod(_constant, 1)),
-    ):
+    """Within it, Keras's initializers return numpy arrays: zeros, ones, and numbers that follow from seeds alone.
+
+    So do the numbers that a user's own draw by keras.random, in tensors.
+    """
+    with contextlib.ExitStack() as stack:
+        for owner, name, stand_in in (
+            (keras_initializers, "random", _Host()),
+            (keras_initializers.Orthogonal, "__call__", _orthogonal),
+            (keras.initializers.Zeros, "__call__", functools.partialmethod(_constant, 0)),
+            (keras.initializers.Ones, "__call__", functools.partialmethod(_constant, 1)),
+            *((of_backend, name, _in_tensors(name)) for name in ("normal", "truncated_normal", "uniform", "randint")),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, stand_in))
         yield
+
+
+def _in_tensors(name: str) -> Callable[..., Any]:
+    """What stands for one of keras.random's functions, but where a layer's call() is traced."""
+    of_trace, host = getattr(of_backend, name), getattr(_Host(), name)
+
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        traced = in_stateless_scope() or in_symbolic_scope()
+        return of_trace(*args, **kwargs) if traced else keras.ops.convert_to_tensor(host(*args, **kwargs))
+
+    return draw
 
 
 class _Host:
@@ -57,6 +76,11 @@ class _Host:
         self, shape: Sequence[int], minval: float = 0.0, maxval: float = 1.0, dtype: Any = None, seed: Any = None
     ) -> Numbers:
         return _drawn(shape, dtype, seed, _uniform, maxval - minval, minval)
+
+    def randint(
+        self, shape: Sequence[int], minval: int, maxval: int, dtype: Any = "int32", seed: Any = None
+    ) -> npt.NDArray[np.integer[Any]]:
+        return _generator(_words(seed)).integers(minval, maxval, shape).astype(_dtype(dtype))
 
 
 def _orthogonal(initializer: Any, shape: Sequence[int], dtype: Any = None) -> Numbers:
@@ -114,17 +138,24 @@ def _drawn(
       seed: an int, or a keras.random.SeedGenerator, which goes on.
       draw: fills a part.
     """
-    wanted = _dtype(dtype)
-    words = [seed, 0] if isinstance(seed, int) else keras.ops.convert_to_numpy(draw_seed(seed))
+    wanted, words = _dtype(dtype), _words(seed)
     numbers: Numbers = np.empty(math.prod(shape), np.float64 if wanted == np.float64 else np.float32)
 
     def fill(start: int) -> None:
-        sequence = np.random.SeedSequence([*(int(word) % 2**32 for word in words), start])
         part = numbers[start : start + _BLOCK]
-        draw(np.random.Generator(np.random.Philox(sequence)), part)
+        draw(_generator([*words, start]), part)
         part *= scale
         part += offset
 
     with concurrent.futures.ThreadPoolExecutor() as threads:
         list(threads.map(fill, range(0, numbers.size, _BLOCK)))
     return numbers.reshape(shape).astype(wanted, copy=False)
+
+
+def _words(seed: Any) -> list[int]:
+    words = [seed, 0] if isinstance(seed, int) else keras.ops.convert_to_numpy(draw_seed(seed))
+    return [int(word) % 2**32 for word in words]
+
+
+def _generator(words: Sequence[int]) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
