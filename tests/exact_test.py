@@ -5,6 +5,7 @@ import pytest
 from tests.curve_test import agree, run_each
 from tests.forks import trainer
 from tests.running import summary
+from trainer.tree import Tree
 
 
 def where(backend: str, devices: int) -> tuple[str, ...]:
@@ -26,6 +27,17 @@ MODELS = {
         "--optimizer=adamw(global_clipnorm=1.0)",
     ),
 }
+
+
+def test_one_device_adds_up_by_the_tree_of_many():
+    def add(left: str, right: str) -> str:
+        return f"({left} {right})"
+
+    for leaves in range(1, 70):
+        nodes: list = [None] * leaves.bit_length()
+        for i in range(leaves):
+            nodes = Tree.push(nodes, str(i), (~i & (i + 1)).bit_length() - 1, add)
+        assert Tree.fold(nodes, leaves, add) == Tree.add_up([*map(str, range(leaves))], add)
 
 
 def hashes(backend: str, counts: list[int], tmp_path, *flags: str) -> set[str]:

@@ -47,7 +47,7 @@ class ExactLoop:
         self._virtual = shares_threads(mesh)
         self._copies = self._virtual and self._devices == len(mesh.local_devices)
         local = replicas // self._devices
-        self._node_size = Tree.node_size(local)  # leaves of each node of a device's
+        self._node_size = Tree.node_size(local, self._devices)  # leaves of each node of a device's
         self._local_nodes = local // self._node_size
         self._sums: Any = None  # the structure of Sums
         self._one_leaf = jax.jit(self._packed_leaf)
@@ -127,13 +127,13 @@ class ExactLoop:
             for r, batch in enumerate(batches[first : first + self._node_size]):
                 carries = (~r & (r + 1)).bit_length() - 1  # trailing ones
                 nodes = Tree.push(nodes, self._one_leaf(values, batch), carries, _add)
-            found.append(nodes[-1])
+            found.append(Tree.fold(nodes, self._node_size, _add))
         return found
 
     def _exchange(self, nodes: list[list[Node]]) -> list[Node]:
         """The sum of all devices' nodes, on each device."""
         if self._devices == 1:
-            return [Tree.add_up(nodes[0], _add)]
+            return nodes[0]
         if self._copies:
             first, *others = self._mesh.devices.flat
             distant = [node for of_device in nodes[1:] for node in of_device]

@@ -22,7 +22,7 @@ from trainer.program import Program
 from trainer.strategies import tf_flops
 from trainer.strategies.base import Block, Strategy, nothing_again, quickest
 from trainer.strategies.tf_call import Compiled
-from trainer.strategies.tf_sums import add, add_in_tree_order, add_over_processes, at, repeat, sum_of_leaves
+from trainer.strategies.tf_sums import add_in_tree_order, add_over_processes, at, repeat, sum_of_leaves
 from trainer.strategies.tf_variables import assign, let_python_read_numbers, on_host
 from trainer.sums import Outcome, Sums, Totals
 from trainer.tree import Tree
@@ -59,6 +59,7 @@ class TFDistribute(Strategy):
         program.to_host = on_host
         self._objective = program.objective
         self._local_replicas = program.replicas // self.devices
+        self._node_size = Tree.node_size(self._local_replicas, self.devices if self._in_tree_order else 1)
         for optimizer in each_of(program.optimizer):
             # Keras sums gradients over the devices when it applies them. Ours are the whole batch's already, on
             # every device. And it can't write moving averages over variables of several: `_train_step` does.
@@ -109,7 +110,7 @@ class TFDistribute(Strategy):
 
     def exchange(self, floats: int) -> float:
         def add_up() -> Any:
-            nodes = self._local_replicas // Tree.node_size(self._local_replicas)
+            nodes = self._local_replicas // self._node_size
             return self._sum_over_devices([Sums(tf.zeros([floats]), [], [], [], [])] * nodes).objective[0]
 
         call = tf.function(lambda: self._strategy.run(add_up), autograph=False)
@@ -187,20 +188,19 @@ class TFDistribute(Strategy):
         """The nodes of the tree that this device's logical replicas add up to."""
         batch = at(block, i)
         leaf = self._gradient_sums if training else self._forward_sums
-        g = Tree.node_size(self._local_replicas)
-        m = self._local_replicas // g
+        m = self._local_replicas // self._node_size
         nothing = self._objective.no_sums(gradients=training)
         flat = tf.nest.flatten(nothing)
 
         def node(first: Any) -> list[Any]:
-            return sum_of_leaves(lambda r: tf.nest.flatten(leaf(at(batch, first + r))), g, flat)
+            return sum_of_leaves(lambda r: tf.nest.flatten(leaf(at(batch, first + r))), self._node_size, flat)
 
         if m == 1:
             return [tf.nest.pack_sequence_as(nothing, node(0))]
         found = [tf.TensorArray(t.dtype, m, element_shape=t.shape) for t in flat]
 
         def add_node(j: Any, found: list[Any]) -> Any:
-            return j + 1, [array.write(j, t) for array, t in zip(found, node(j * g), strict=True)]
+            return j + 1, [array.write(j, t) for array, t in zip(found, node(j * self._node_size), strict=True)]
 
         _, found = tf.while_loop(lambda j, _: j < m, add_node, (tf.constant(0), found), parallel_iterations=1)
         stacked = tf.nest.pack_sequence_as(nothing, [array.stack() for array in found])
@@ -227,8 +227,7 @@ class TFDistribute(Strategy):
     def _sum_over_devices(self, local: list[Sums]) -> Sums:
         """Sums over all devices, of one vector."""
         if self.devices == 1:
-            packed = Tree.add_up([tf.nest.flatten(sums) for sums in local], add)
-            return tf.nest.pack_sequence_as(local[0], packed)
+            return local[0]
         vectors = [tf.concat([tf.reshape(t, [-1]) for t in tf.nest.flatten(sums)], 0) for sums in local]
         context = tf.distribute.get_replica_context()
         if self._in_tree_order and self.cluster.size > 1:
@@ -236,7 +235,7 @@ class TFDistribute(Strategy):
         elif self._in_tree_order:
             packed = context.merge_call(add_in_tree_order, (vectors,))
         else:
-            packed = context.all_reduce(tf.distribute.ReduceOp.SUM, Tree.add_up(vectors, tf.add))
+            packed = context.all_reduce(tf.distribute.ReduceOp.SUM, vectors[0])
         flat = tf.nest.flatten(local[0])
         parts = tf.split(packed, [t.shape.num_elements() for t in flat])
         whole = [tf.reshape(part, t.shape) for part, t in zip(parts, flat, strict=True)]

@@ -18,7 +18,7 @@ def hold_rounding_fixed() -> None:
 
 
 def sum_of_leaves(leaf: Callable[[Any], list[Any]], leaves: int, nothing: list[Any]) -> list[Any]:
-    """The sum of a power of two of leaves, by the tree; its nodes are the variables of a loop."""
+    """The sum of leaves, by the tree; its nodes are the variables of a loop."""
     if leaves == 1:
         return leaf(0)
     levels = leaves.bit_length()
@@ -30,7 +30,8 @@ def sum_of_leaves(leaf: Callable[[Any], list[Any]], leaves: int, nothing: list[A
         return r + 1, tf.switch_case(carries, branches)
 
     loop = (tf.constant(0), [nothing] * levels)
-    return tf.while_loop(lambda r, nodes: r < leaves, add_leaf, loop, parallel_iterations=1)[1][-1]
+    nodes = tf.while_loop(lambda r, nodes: r < leaves, add_leaf, loop, parallel_iterations=1)[1]
+    return Tree.fold(nodes, leaves, add)
 
 
 def repeat(count: Any, one: Callable[[Any, Totals], tuple[Any, Totals]], totals: Totals) -> Totals:
