@@ -848,6 +848,7 @@ def test_a_stream_goes_on_where_it_stood(backend, streams, tmp_path):
     assert "each example exactly once in each" in trainer("audit", cut, **streams).stdout
 
 
+@pytest.mark.long
 def test_a_stream_of_unknown_or_wrong_length_is_refused(streams, tmp_path):
     flags = ("--backend=jax", "--steps=40", f"--run_dir={tmp_path / 'run'}")
     ran = trainer("--dataset=streams:load", *flags, code=2, **streams)

@@ -216,6 +216,7 @@ def load(seconds=0.0):
 """
 
 
+@pytest.mark.long
 def test_a_cache_that_takes_long_to_fill(tmp_path):
     """Longer than --hang_after; killed; gone on with, by one of two processes."""
     (tmp_path / "slow.py").write_text(SLOW)
