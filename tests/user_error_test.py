@@ -653,7 +653,7 @@ def project(tmp_path):
         ),
         (
             ["--dataset=user_project:WeighsThreefold", "--model=user_project:plain"],
-            ["3 arrays of weights", "1 without names"],
+            ["3 arrays of weights", "that have labels are dense"],
         ),
         (
             ["--model=user_project:not_compiled", "--dataset=user_project:Unlabelled"],
