@@ -15,6 +15,8 @@ from trainer import checkpoint
 
 BACKENDS = ["tensorflow", "jax"]
 PROJECT = """
+import sys
+
 import keras
 import numpy as np
 from input_pipeline import digits
@@ -372,6 +374,11 @@ def two_rates(input_shape, classes, rate=0.01):
     optimizer = keras.optimizers.MultiOptimizer(lambda variable: adam if "hidden" in variable.path else sgd)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
+
+
+class SaysWhatIsImported(keras.callbacks.Callback):
+    def on_train_end(self, logs=None):
+        print("imported tensorflow:", "tensorflow" in sys.modules)
 
 
 class Rise(keras.optimizers.schedules.LearningRateSchedule):
@@ -956,8 +963,10 @@ def test_the_optimizer_of_a_compiled_model(project):
     assert curve(project / "None") == curve(project / "1024.0")
     for steps, code, words in ((5, 0, "(Rise(steps=5))"), (6, 2, "Rise(steps=5)")):
         model = f"--model=my_project:linear({steps=})"
-        done = trainer("--backend=jax", model, "--steps=10", "--run_dir=rising", cwd=project, code=code)
+        flags = (model, "--steps=10", "--run_dir=rising", "--callbacks=my_project:SaysWhatIsImported")
+        done = trainer("--backend=jax", *flags, cwd=project, code=code)
         assert words in done.stdout + done.stderr
+        assert code or "imported tensorflow: False" in done.stdout
     for decays, built in (("kernel", False), ("kernel", True), ("no kernel", True)):
         model = f"--model=my_project:linear({decays=}, {built=})"
         trainer("--backend=jax", model, "--steps=10", f"--run_dir={project / decays}{built}", cwd=project)

@@ -149,7 +149,8 @@ class Program:
     @functools.cached_property
     def hyperparameters(self) -> dict[str, Any]:
         """The optimizer, its first learning rate and the schedule of that: the flags', or the compiled model's."""
-        return optimizers.describe(self.optimizer) if self.as_compiled else self.config.hyperparameters
+        with without_tensorflow():
+            return optimizers.describe(self.optimizer) if self.as_compiled else self.config.hyperparameters
 
     def signature(self) -> dict[str, list[Any]]:
         """Path -> [shape, dtype] of each variable of the run."""
