@@ -112,8 +112,7 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
             f"has no trainable variables, of {len(model.variables)}: there is nothing to train",
             "set trainable=True on the layers that are to learn",
         )
-    takes_training = "training" in inspect.signature(model.call).parameters
-    if takes_training and type(model).call not in (Functional.call, keras.Sequential.call):
+    if inputs.mode(model, training=True) and type(model).call not in (Functional.call, keras.Sequential.call):
         # By call(): of a subclass of these two, Keras's symbolic outputs are those of the layers.
         outputs = (
             keras_backend.compute_output_spec(functools.partial(model.call, training=value), inputs.symbols(x))
@@ -138,7 +137,7 @@ def adds_losses(model: keras.Model, x: Any) -> bool:
       x: Specs of an example.
     """
     found: list[Any] = []
-    training = {"training": True} if "training" in inspect.signature(model.call).parameters else {}
+    training = inputs.mode(model, training=True)
 
     def call(trainable: list[Any], state: list[Any], x: Any) -> Any:
         x = inputs.taken(model, x)

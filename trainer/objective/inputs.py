@@ -18,6 +18,11 @@ def symbols(specs: Any) -> Any:
     return map_structure(lambda spec: spec and keras.KerasTensor((1, *spec.shape), str(spec.dtype)), specs)
 
 
+def mode(model: keras.Model, training: bool) -> dict[str, bool]:
+    """What tells call() whether it is training, if it asks."""
+    return {"training": training} if "training" in inspect.signature(model.call).parameters else {}
+
+
 def taken(model: keras.Model, x: Any) -> Any:
     """What a model takes of x: of a dict, the arrays that its inputs name; None for an optional one that is not there.
 
@@ -45,7 +50,7 @@ def outputs(model: keras.Model, x: Any) -> Any:
     Raises:
       ValueError, TypeError, RuntimeError: what Keras says of a model that does not take it.
     """
-    training = {"training": True} if "training" in inspect.signature(model.call).parameters else {}
+    training = mode(model, training=True)
     given = symbols(taken(model, x))
     declared = _declared(model)
     if not declared or _is_like(declared.input, given):

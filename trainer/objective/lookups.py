@@ -6,7 +6,6 @@ integers, is not seen there: what has no row is NaN on the device, so that the l
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
@@ -18,7 +17,7 @@ from keras import ops
 
 from input_pipeline.domains import Categories
 from input_pipeline.structure import flatten, map_structure, pack
-from trainer.objective.inputs import inputs_of, taken
+from trainer.objective.inputs import inputs_of, mode, taken
 
 _SIZES = {keras.layers.Embedding: ("input_dim", "rows"), keras.layers.CategoryEncoding: ("num_tokens", "tokens")}
 
@@ -63,7 +62,7 @@ def looked_up(model: keras.Model, x: Any) -> Lookups:
 
     def call(trainable: list[Any], state: list[Any], x: Any) -> Any:
         given[:] = flatten(x)
-        return model.stateless_call(trainable, state, taken(model, x), **_evaluating(model))
+        return model.stateless_call(trainable, state, taken(model, x), **mode(model, training=False))
 
     variables = model.trainable_variables, model.non_trainable_variables
     values = [[keras.KerasTensor(v.shape, v.dtype) for v in some] for some in variables]
@@ -129,12 +128,8 @@ def out_of_range(model: keras.Model, computed: Sequence[keras.layers.Embedding],
             raise _AllSeen
 
     with _seen(see), contextlib.suppress(_AllSeen, Exception):  # a process may not hold all of the variables
-        model(map_structure(ops.convert_to_tensor, taken(model, x)), **_evaluating(model))
+        model(map_structure(ops.convert_to_tensor, taken(model, x)), **mode(model, training=False))
     return "".join(found)
-
-
-def _evaluating(model: keras.Model) -> dict[str, bool]:
-    return {"training": False} if "training" in inspect.signature(model.call).parameters else {}
 
 
 def _as_taken(model: keras.Model, x: Any) -> Any:
