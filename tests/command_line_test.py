@@ -48,6 +48,7 @@ def test_a_command_that_is_printed_is_taken_by_a_shell_as_it_was_meant(spec):
     [
         (["train", "steps=10"], "'steps=10' is no flag"),
         (["steps=10"], "there is no such verb"),
+        (["--batch_size=8"], "see --global_batch in"),
         (["report", "one", "two"], "--run_dir=one: holds no run"),
         (["report", "--run_dir=one"], "--run_dir=one: holds no run"),
     ],

@@ -128,6 +128,28 @@ def scheduled(input_shape, classes, how):
     return model
 
 
+class Centred(keras.optimizers.Adam):
+    def apply_gradients(self, grads_and_vars):
+        return super().apply_gradients([(g - keras.ops.mean(g), variable) for g, variable in grads_and_vars])
+
+
+def centred(input_shape, classes):
+    model = linear(input_shape, classes)
+    model.compile(Centred(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+class Focused(keras.losses.SparseCategoricalCrossentropy):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return super().__call__(y_true, y_pred, sample_weight) ** 2
+
+
+def focused(input_shape, classes):
+    model = linear(input_shape, classes)
+    model.compile("adam", Focused(from_logits=True))
+    return model
+
+
 def linear(input_shape, classes):
     layers = [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes, name="out")]
     return keras.Sequential(layers, name="linear")
@@ -631,6 +653,8 @@ def project(tmp_path):
         (["--model=user_project:logits"], ["gives logits", "takes probabilities", "from_logits=True"]),
         (["--model=user_project:probabilities"], ["gives probabilities", "takes logits", "from_logits=False"]),
         (["--model=user_project:metric_not_flat"], ["outputs (batch, 8, 8, 10)", "a metric", "Flatten"]),
+        (["--model=user_project:focused"], ["has a loss with __call__() of its own", "name it call()"]),
+        (["--model=user_project:centred"], ["by Centred with apply_gradients() of its own", "apply(grads, train"]),
         (["--model=user_project:own_step"], ["train_step() of its own (OwnStep)", "add_loss()"]),
         (["--model=user_project:synchronized"], ["normalization", "synchronized=True", "--replicas=1"]),
         (["--model=user_project:carrying"], ["recurrent", "stateful=True", "random order"]),

@@ -94,7 +94,11 @@ def parse(argv: Sequence[str]) -> list[str]:
             flags.FLAGS.unparse_flags()
             flags.FLAGS([argv[0], *recorded, *given])
     except flags.Error as error:
-        raise UserError("flags", " ".join(argv[1:]), str(error), "see python -m trainer --help") from None
+        # Of --batch_size, absl finds nothing that is spelt alike.
+        words, names = getattr(error, "flagname", "").split("_"), [field.name for field in dataclasses.fields(Config)]
+        alike = ", ".join(f"--{name}" for name in names if not set(words).isdisjoint(name.split("_")))
+        fix = f"see {alike} in python -m trainer --help" if alike else "see python -m trainer --help"
+        raise UserError("flags", " ".join(argv[1:]), str(error), fix) from None
     if others and verb != "diff":
         raise UserError("flags", " ".join(argv[1:]), f"{others[0]!r} is no flag", "give flags as --name=value")
     return [argv[0], verb, *others]

@@ -21,6 +21,8 @@ _NOT_TO_DECAY = "_exclude_from_weight_decay"
 # Of Keras's, those that train otherwise on TensorFlow. It takes its momenta from before a step after they have changed:
 # what Keras calls a variable's value is the variable itself there.
 _WRONG_ON_TENSORFLOW = ("ScheduleFreeAdamW",)
+# Methods of an optimizer that a step does not call on each backend; it calls apply(), which calls update_step().
+_NOT_CALLED = ("apply_gradients", "get_gradients", "minimize", "stateless_apply")
 
 
 def create(config: Config, model: keras.Model, steps: int) -> keras.optimizers.Optimizer:
@@ -57,9 +59,16 @@ def _anew(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
 def check_trains(config: Config, optimizer: keras.optimizers.Optimizer) -> None:
     """Raises UserError where one can't train, which may judge what another backend has trained.
 
-    Keras's own trains otherwise on this backend, or the rate is no function of the step that can be compiled.
+    Keras's own trains otherwise on this backend; a user's changes what no step calls, or its rate can't be compiled.
     """
     for each in each_of(optimizer):
+        kinds = [kind for kind in type(each).__mro__ if not kind.__module__.startswith("keras.")]
+        if own := [name for name in _NOT_CALLED for kind in kinds if name in vars(kind)]:
+            raise UserError(
+                *_whose(config),
+                f"trains by {type(each).__name__} with {own[0]}() of its own, which a step does not call",
+                "change update_step(gradient, variable, learning_rate), or apply(grads, trainable_variables)",
+            )
         if keras.config.backend() == "tensorflow" and type(each).__name__ in _WRONG_ON_TENSORFLOW:
             raise UserError(
                 *_whose(config),

@@ -134,6 +134,13 @@ def compile_model(
             "has a loss with reduction='sum': a run's loss is the mean over a step's examples, by their weights",
             "leave `reduction` out, and give --learning_rate what the sum would have given",
         )
+    if any(type(each).__call__ is not keras.losses.Loss.__call__ for each in found if each is not None):
+        raise UserError(
+            "model",
+            config.model,
+            "has a loss with __call__() of its own, which a step does not call: it weighs each example's value itself",
+            "name it call(), and let it return one value per example",
+        )
     for each, logits in zip(found, gives, strict=False):
         if logits is not None and takes_logits(each) not in (None, logits):
             given, taken = ("logits", "probabilities") if logits else ("probabilities", "logits")
