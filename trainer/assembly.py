@@ -31,7 +31,6 @@ from trainer.strategies.base import Block
 
 _SAY_EVERY = 10.0  # seconds
 _KEPT = 2**25  # bytes of examples to be evaluated again and again
-_PROBE = 0  # no source's id
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +144,8 @@ class Assembly:
         self._kept[id(source)] = passed
 
     @functools.cached_property
-    def _kept(self) -> dict[int, list[Block]]:
+    def _kept(self) -> dict[int | None, list[Block]]:
+        """Of each source that is small, by its id(), and of None: what was probed."""
         return {}
 
     def probe(self, ledger: Ledger | None = None, told: Callable[[], object] = lambda: False) -> float | None:
@@ -163,14 +163,14 @@ class Assembly:
                 blocks = self.blocks(dataclasses.replace(pipeline, most=1))
                 if (first := next(until_told(blocks, self.peers, told), None)) is None:
                     return None
-                self._kept[_PROBE] = [first]
-            totals = self.strategy.evaluate(self._kept[_PROBE][0], 0, 1, self.program.objective.no_totals())
+                self._kept[None] = [first]
+            totals = self.strategy.evaluate(self._kept[None][0], 0, 1, self.program.objective.no_totals())
             return self.program.objective.loss(totals)
 
     @property
     def has_probed(self) -> bool:
         """Whether there was a `probe` before, so that what it computes is compiled."""
-        return _PROBE in self._kept
+        return None in self._kept
 
 
 def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training: bool = True) -> Assembly:
