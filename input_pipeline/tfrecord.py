@@ -91,11 +91,12 @@ def _indices(paths: Sequence[pathlib.Path]) -> list[_Index]:
 
 
 def _kept(path: pathlib.Path) -> _Index | None:
-    """A file's index, if it was made, and the file is as it was."""
+    """A file's index, if it was made, and the file is as it was: a line of JSON, and then the records' places."""
     try:
-        known = json.loads(_beside(path).read_text())
-        if known["state"] == state(path):
-            return np.array(known["records"], np.int64).reshape(-1, 2), known["bad"]
+        head, _, table = _beside(path).read_bytes().partition(b"\n")
+        known, records = json.loads(head), np.frombuffer(table, "<i8").reshape(-1, 2)
+        if known["state"] == state(path) and known["records"] == len(records):
+            return records, known["bad"]
     except (OSError, ValueError, KeyError):
         pass
     return None
@@ -114,17 +115,19 @@ def _made(path: pathlib.Path) -> _Index | None:
             if (index := _kept(path)) is not None:
                 return index
         before, (found, damaged) = state(path), scan(path)
+        records = np.array(found, "<i8").reshape(-1, 2)
+        head = json.dumps({"state": before, "records": len(records), "bad": damaged})
         try:
             temporary = path.with_name(f"{_beside(path).name}.part")
-            temporary.write_text(json.dumps({"state": before, "bad": damaged, "records": found}))
+            temporary.write_bytes(head.encode() + b"\n" + records.tobytes())
             temporary.replace(_beside(path))
         except OSError:
             pass  # a directory that may not be written: the next start scans again
-    return np.array(found, np.int64).reshape(-1, 2), damaged
+    return records, damaged
 
 
 def _beside(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(f".{path.name}.index.json")
+    return path.with_name(f".{path.name}.index")
 
 
 def scan(path: pathlib.Path) -> tuple[list[tuple[int, int]], list[str]]:

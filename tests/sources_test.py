@@ -4,7 +4,6 @@ import datetime
 import decimal
 import gzip
 import io
-import json
 import os
 import pathlib
 import re
@@ -148,7 +147,10 @@ def test_records_of_tensorflow(tf_records):
         x, y = data.train.read(ids)
         assert len(data.train) == 1437 and (x == X[ids]).all() and (y == Y[ids]).all()
         assert len(data.evaluation) == 9
-    assert json.loads((tf_records / ".train-0.tfrecord.index.json").read_text())["bad"] == []
+    index = tf_records / ".train-0.tfrecord.index"
+    assert b'"bad": []' in index.read_bytes()
+    index.write_bytes(index.read_bytes()[:-16])  # cut, as by a crash of the machine
+    assert len(records.load(str(tf_records), FEATURES, "label", classes=10).train) == 1437
 
 
 def test_encoded_images_in_records(tmp_path):
