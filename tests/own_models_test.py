@@ -260,7 +260,7 @@ class Autoencoder(keras.Model):
         code = self.encode(x)
         code += 0.1 * keras.random.normal(keras.ops.shape(code), seed=self.seed)
         decoded = self.decode(code)
-        self.add_loss(keras.ops.mean(keras.ops.square(x - decoded)))
+        self.add_loss(keras.losses.MeanSquaredError()(x, decoded))
         self.add_loss(0.1 * keras.ops.mean(keras.ops.square(code)))
         return decoded
 

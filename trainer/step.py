@@ -14,10 +14,12 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
 from keras import ops
+from keras.src.losses import loss as keras_losses
 
 from input_pipeline.pipeline import Batch
 from trainer.objective import logits, lookups
@@ -90,7 +92,7 @@ class Objective:
         Returns:
           (objective, Sums with no gradients).
         """
-        with logits.remembered():
+        with logits.remembered(), _undivided():
             outputs, non_trainable, own_losses = self._forward(trainable, state, batch["key"], batch["x"], training)
             y_pred = self._losses.labelled(outputs)
             if training:
@@ -216,6 +218,14 @@ class Objective:
 
 def _squared_norms(arrays: list[Tensor]) -> Tensor:
     return ops.stack([ops.sum(ops.square(array)) for array in arrays])
+
+
+def _undivided() -> contextlib.AbstractContextManager[Any]:
+    """Within it, a loss of Keras's that call() or a metric uses is the mean over its examples.
+
+    Keras divides it by the devices of tf.distribute, whose gradients fit() adds up: a run counts examples.
+    """
+    return mock.patch.object(keras_losses, "scale_loss_for_distribution", lambda loss: loss)
 
 
 def _change(new: Tensor, old: Tensor) -> Tensor:
