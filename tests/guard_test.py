@@ -137,11 +137,15 @@ def test_a_bit_that_flips_on_one_device_is_noticed(backend, tmp_path):
 OVERFLOWING = """
 import keras
 
-def build(input_shape, classes, own=False):
-    if own:
-        keras.config.set_dtype_policy("mixed_float16")
+def build(input_shape, classes):
     layers = [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)]
     return keras.Sequential([layers[0], keras.layers.Rescaling(4.0), *layers[1:]])
+"""
+BY_ITSELF = """
+import keras
+
+keras.config.set_dtype_policy("mixed_float16")
+from overflowing import build
 """
 
 
@@ -149,14 +153,15 @@ def build(input_shape, classes, own=False):
 def test_steps_whose_scaled_loss_overflows_are_steps(backend, tmp_path):
     """The optimizer leaves them out, and does not count them: saves, and what goes on from them, do.
 
-    Whether a flag asks for 16 bits, or the model by itself.
+    Whether a flag asks for 16 bits, or the model's module by itself.
     """
     (tmp_path / "overflowing.py").write_text(OVERFLOWING)
+    (tmp_path / "by_itself.py").write_text(BY_ITSELF)
     flags = (f"--backend={backend}", "--log_every=1", "--schedule=constant(warmup_steps=30)")
     flags += ("--save_every=10", "--keep=9", "--evaluate_every=never")
     for run, ends, model in (
         ("whole", [40], ["--model=overflowing:build", "--precision=mixed_float16"]),
-        ("parts", [17, 40], ["--model=overflowing:build(own=True)"]),
+        ("parts", [17, 40], ["--model=by_itself:build"]),
     ):
         for steps in ends:
             said = trainer(*flags, *model, f"--steps={steps}", f"--run_dir={run}", cwd=tmp_path).stdout

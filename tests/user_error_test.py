@@ -139,6 +139,11 @@ def centred(input_shape, classes):
     return model
 
 
+def narrow(input_shape, classes):
+    keras.config.set_floatx("float16")
+    return linear(input_shape, classes)
+
+
 class Focused(keras.losses.SparseCategoricalCrossentropy):
     def __call__(self, y_true, y_pred, sample_weight=None):
         return super().__call__(y_true, y_pred, sample_weight) ** 2
@@ -547,6 +552,7 @@ def raising():
 @pytest.fixture
 def project(tmp_path):
     (tmp_path / "user_project.py").write_text(textwrap.dedent(MODULE))
+    (tmp_path / "user_script.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
     return tmp_path
 
 
@@ -653,6 +659,8 @@ def project(tmp_path):
         (["--model=user_project:logits"], ["gives logits", "takes probabilities", "from_logits=True"]),
         (["--model=user_project:probabilities"], ["gives probabilities", "takes logits", "from_logits=False"]),
         (["--model=user_project:metric_not_flat"], ["outputs (batch, 8, 8, 10)", "a metric", "Flatten"]),
+        (["--model=user_project:narrow"], ["sets Keras's floatx to float16", "say by --precision"]),
+        (["--model=user_script:build"], ["ends the program as it is imported (exit 2)", "__name__ == '__main__'"]),
         (["--model=user_project:focused"], ["has a loss with __call__() of its own", "name it call()"]),
         (["--model=user_project:centred"], ["by Centred with apply_gradients() of its own", "apply(grads, train"]),
         (["--model=user_project:own_step"], ["train_step() of its own (OwnStep)", "add_loss()"]),

@@ -187,7 +187,7 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
       UserError: something in the flags can't be had or doesn't fit.
     """
     config = dataclasses.replace(config, replicas=recorded_replicas or config.replicas)
-    _set_defaults()
+    backend.set_defaults(config.precision)
     peers.all_started()
     with backend.quiet():  # TensorFlow looks for GPUs, and complains of each way in which there are none
         strategy = strategies.create(config, keras.config.backend(), peers.cluster)
@@ -240,10 +240,3 @@ def _teller(peers: Peers) -> Callable[[str], None]:
             since = time.monotonic()
 
     return tell
-
-
-def _set_defaults() -> None:
-    """Keras's own, whatever this host's keras.json says: a run is what its flags and modules say."""
-    keras.config.set_floatx("float32")
-    keras.config.set_epsilon(1e-7)
-    keras.config.set_image_data_format("channels_last")

@@ -101,6 +101,10 @@ def _import(name: str, spec: str, flag: str, known: Sequence[str]) -> Any:
             f"one of {', '.join(known)}, or a path such as my_pkg.my_module:function "
             f"that can be imported from {os.getcwd()}",
         ) from None
+    except SystemExit as error:  # of a script, perhaps, which reads a command line of its own
+        reason = f"its module ends the program as it is imported (exit {error.code})"
+        fix = "put what it does as a program under `if __name__ == '__main__':`"
+        raise UserError(flag, spec, reason, fix) from error
 
 
 def _modules_with(package: str, attribute: str) -> list[str]:

@@ -62,7 +62,6 @@ class Program:
         # initializers draw their seeds from; everything later is keyed by step and replica.
         random.seed(config.seed)
         np.random.seed(config.seed % 2**32)
-        keras.config.set_dtype_policy(config.precision)
         with scope, draws.on_host(), without_tensorflow():
             self.model, y, y_pred = building.build(config, dataset)
             self.optimizer = optimizers.create(config, self.model, steps)

@@ -191,6 +191,13 @@ def _check(config: Config, model: keras.Model) -> None:
                 "function of variables and examples, and a loss has one value for each example",
                 "give losses and metrics to compile(), what needs no labels to add_loss() in call(), and delete it",
             )
+    if keras.config.floatx() != "float32":
+        raise UserError(
+            "model",
+            config.model,
+            f"sets Keras's floatx to {keras.config.floatx()}, or --dataset's module does: losses are float32",
+            "delete it, and say by --precision what layers are to compute in",
+        )
     if model.compiled and model.run_eagerly:
         raise UserError(
             "model",
