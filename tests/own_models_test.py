@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shutil
 import textwrap
 
@@ -55,6 +56,15 @@ def net(classes, units=32):
     x = keras.layers.Concatenate()([points, keras.ops.square(points), ones])
     x = keras.layers.Dense(units, "relu", kernel_regularizer=keras.regularizers.L2(1e-4))(x)
     return keras.Model({"points": points, "ones": ones}, keras.layers.Dense(classes)(x), name="net")
+
+
+def forgetful(input_shape, classes):
+    keras.backend.clear_session()
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
+
+
+def not_forgetful(input_shape, classes):
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
 
 
 @keras.saving.register_keras_serializable("test")
@@ -807,6 +817,19 @@ def test_a_metric_of_elements_of_one_s_own(project):
     final = summary(project / "run")["final"]
     assert final["test_surprise"] == pytest.approx(final["test_loss"], rel=1e-5)
     assert final["surprise"] == pytest.approx(final["loss"], rel=1e-5)
+
+
+def test_a_build_that_clears_keras_s_session(project):
+    """By a habit of notebooks: the precision stays, and the devices and names of variables, and it runs everywhere."""
+    wheres = ["--strategy=device_mesh", "--layout=fsdp", "--precision=mixed_bfloat16"], ["--strategy=mirrored"]
+    for where in wheres:
+        said, digests = [], []
+        for model in ("forgetful", "not_forgetful"):
+            flags = (*where, "--devices=2", f"--model=my_project:{model}", "--steps=3", f"--run_dir={project / model}")
+            said += re.findall("memory.*", trainer(*flags, cwd=project).stdout)
+            digests.append(summary(project / model)["weights_sha256"])
+            shutil.rmtree(project / model)
+        assert len(said) == 2 and len(set(said)) == len(set(digests)) == 1
 
 
 def test_what_keras_overwrites_with_its_gradient(project):
