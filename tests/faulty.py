@@ -45,6 +45,14 @@ def unseeded(input_shape, classes):
     return model
 
 
+def in_any_order(input_shape, classes):
+    model = keras.Sequential([keras.Input(input_shape), keras.layers.Flatten()])
+    for activation in {"relu", "sigmoid", "softplus", "tanh"}:
+        model.add(keras.layers.Activation(activation, name=activation))
+    model.add(keras.layers.Dense(classes))
+    return model
+
+
 def says_cores():
     """The digits, and how many cores are there to read them."""
     from input_pipeline.cores import cores

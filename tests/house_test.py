@@ -23,7 +23,7 @@ FLOORS = {"input_pipeline.cgroups": 0, "input_pipeline": 1} | {
             "loading",
             """
             best callbacks checkpoint guard models monitoring.board objective optimizers perturbation program prometheus
-            recovery reporting step storage sums
+            recovery reporting serialized step storage sums
             """,
             "assembly copies strategies",
             """

@@ -13,6 +13,7 @@ import pytest
 from tests.forks import trainer
 from tests.running import curve, deviation, finished, launch, lines, summary
 from trainer import checkpoint
+from trainer.serialized import serialized
 
 BACKENDS = ["tensorflow", "jax"]
 PROJECT = """
@@ -830,6 +831,17 @@ def test_a_build_that_clears_keras_s_session(project):
             digests.append(summary(project / model)["weights_sha256"])
             shutil.rmtree(project / model)
         assert len(said) == 2 and len(set(said)) == len(set(digests)) == 1
+
+
+def test_a_lambda_is_known_by_what_it_computes():
+    """Not by its file and line: a run goes on from another directory, or with a comment more above."""
+
+    def known(text, file="model.py"):
+        return serialized(keras.layers.Lambda(eval(compile(text, file, "eval")), name="named"))
+
+    text = "lambda x: x / 255 if 'a' in {'a', 'b'} else (lambda y: y)(x)"
+    assert known(text) == known("\n\n" + text, "/elsewhere/model.py")
+    assert len({known(text), known(text.replace("255", "254")), known(text.replace("/", "*")), known("len")}) == 4
 
 
 def test_what_keras_overwrites_with_its_gradient(project):

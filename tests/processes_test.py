@@ -162,7 +162,7 @@ def test_processes_with_other_code_are_told(file, tmp_path):
 
 
 def test_processes_that_would_begin_with_other_variables_are_told(tmp_path):
-    """By what a model draws for itself, or by what lies under one name on each host: nothing is trained."""
+    """By what a model draws for itself, its order, or what lies under one name on each host: nothing is trained."""
     for index in range(2):
         (host := tmp_path / str(index)).mkdir()
         trainer("--backend=jax", "--steps=10", f"--seed={index}", f"--run_dir={host / 'before'}")
@@ -170,12 +170,13 @@ def test_processes_that_would_begin_with_other_variables_are_told(tmp_path):
     for flags, told in {
         ("--model=tests.faulty:unseeded",): others,
         ("--model=tests.faulty:unseeded", "--layout=fsdp"): others,  # each would keep a part of its own
+        ("--model=tests.faulty:in_any_order",): "differs from process 0 in the model's layers (does build() go through",
         ("--initialize_from=before",): "differs from process 0 in the checkpoint of --initialize_from: 00000010",
     }.items():
         cluster = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
         flags = ("--strategy=device_mesh", "--steps=10", f"--run_dir={tmp_path / 'run'}", *flags)
-        processes = [start(*flags, f"--cluster={i}@{cluster}", cwd=tmp_path / str(i)) for i in range(2)]
-        for process in processes:
+        hosts = [(f"--cluster={i}@{cluster}", tmp_path / str(i), {"PYTHONHASHSEED": str(i)}) for i in range(2)]
+        for process in [start(*flags, which, cwd=host, **env) for which, host, env in hosts]:
             _, err = process.communicate(timeout=120)
             assert process.returncode == 2 and told in err, err
         shutil.rmtree(tmp_path / "run")

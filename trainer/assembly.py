@@ -25,7 +25,7 @@ from trainer.loading import data_error, load_dataset
 from trainer.monitoring.ledger import Ledger
 from trainer.peers import Peers
 from trainer.preemption import take_back, until_told
-from trainer.program import Program
+from trainer.program import Program, set_defaults
 from trainer.strategies import Strategy, philox
 from trainer.strategies.base import Block
 
@@ -187,7 +187,7 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
       UserError: something in the flags can't be had or doesn't fit.
     """
     config = dataclasses.replace(config, replicas=recorded_replicas or config.replicas)
-    backend.set_defaults(config.precision)
+    set_defaults(config.precision)
     peers.all_started()
     with backend.quiet():  # TensorFlow looks for GPUs, and complains of each way in which there are none
         strategy = strategies.create(config, keras.config.backend(), peers.cluster)
@@ -216,6 +216,8 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     if steps < 0:
         steps = math.ceil((config.epochs or 15) * len(data.train) / config.global_batch)
     program = Program(config, data, steps, replicas, strategy.scope())
+    # Variables are compared later, where what is computed of them is not seen.
+    peers.agree({"the model's layers (does build() go through a set? each has its own order)": program.architecture()})
     if training:
         optimizers.check_trains(config, program.optimizer)
     program.objective.generator = philox.GENERATORS[keras.config.backend()]

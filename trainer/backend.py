@@ -129,21 +129,6 @@ def prepare(backend: str, exact: bool = False) -> None:
         warnings.filterwarnings("ignore", "Explicitly requested dtype int64", module=r"keras\.")
 
 
-def set_defaults(precision: str) -> None:
-    """Keras's own, whatever this host's keras.json says: a run is what its flags and modules say, imported after it."""
-    import keras
-    from keras.src.backend.common import global_state
-    from keras.src.utils import naming
-
-    for module in (global_state, keras.backend, keras.utils):
-        # Keras's own would forget the precision, and on which devices variables are made.
-        vars(module)["clear_session"] = lambda free_memory=True: naming.reset_uids()
-    keras.config.set_floatx("float32")
-    keras.config.set_epsilon(1e-7)
-    keras.config.set_image_data_format("channels_last")
-    keras.config.set_dtype_policy(precision)
-
-
 def deterministic() -> dict[str, str]:
     """The environment in which GPUs only use algorithms that give the same bits each time."""
     xla = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"

@@ -19,13 +19,13 @@ import keras
 from input_pipeline.dataset import Dataset
 from input_pipeline.pipeline import Pipeline
 from input_pipeline.structure import Spec, map_structure
-from trainer import backend, scaling
+from trainer import scaling
 from trainer.config import Config
 from trainer.errors import OK, UserError
 from trainer.loading import load_dataset
 from trainer.monitoring.printout import itemsize
 from trainer.monitoring.readable import size
-from trainer.program import Program
+from trainer.program import Program, set_defaults
 from trainer.strategies import device_mesh, philox
 
 _UNITS = {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -40,7 +40,7 @@ def run(config: Config) -> int:
     gc.disable()  # tracing makes millions of small objects, and this process ends soon
     limit = parse_size(config.device_memory) if config.device_memory else None
     hardware = scaling.Hardware.parse(config.predict) if config.predict else None
-    backend.set_defaults(config.precision)
+    set_defaults(config.precision)
     data = load_dataset(dataclasses.replace(config, cache="none"))  # no example is read
     strategy = device_mesh.create(config, abstract=True)
     replicas = config.replicas or strategy.devices

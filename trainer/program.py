@@ -4,19 +4,15 @@ import contextlib
 import functools
 import hashlib
 import itertools
-import json
 import random
-import sys
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import keras
 import numpy as np
 from keras.src.backend import compute_output_spec
-from keras.src.saving import serialization_lib
-from keras.src.utils import rng_utils
+from keras.src.backend.common import global_state
+from keras.src.utils import naming
 
 from input_pipeline.dataset import Dataset
 from input_pipeline.source import Example, named_weights
@@ -26,9 +22,21 @@ from trainer.errors import UserError
 from trainer.objective import building, draws, inputs
 from trainer.objective.lookups import looked_up, out_of_range
 from trainer.objective.losses import compile_model
+from trainer.serialized import serialized, without_tensorflow
 from trainer.step import Objective
 from trainer.storage.shards import Index, Piece, everything
 from trainer.storage.snapshot import Copying, KeptCopies, Pieces
+
+
+def set_defaults(precision: str) -> None:
+    """Sets those of a run, whatever this host's keras.json says; a user's modules, imported later, may change them."""
+    for module in (global_state, keras.backend, keras.utils):
+        # Keras's clear_session() would forget the precision, and on which devices variables are made.
+        vars(module)["clear_session"] = lambda free_memory=True: naming.reset_uids()
+    keras.config.set_floatx("float32")
+    keras.config.set_epsilon(1e-7)
+    keras.config.set_image_data_format("channels_last")
+    keras.config.set_dtype_policy(precision)
 
 
 class Program:
@@ -142,7 +150,7 @@ class Program:
 
     def architecture(self) -> str:
         """Digest of the model's configuration; the name of its class if it can't be serialized."""
-        text = _serialized(self.model)
+        text = serialized(self.model)
         return hashlib.sha256(text.encode()).hexdigest()[:16] if text else type(self.model).__name__
 
     @functools.cached_property
@@ -200,39 +208,8 @@ class Program:
         return digest.hexdigest()
 
 
-def _serialized(thing: Any) -> str:
-    """The configuration of a Keras object as JSON; '' if it can't be serialized."""
-    try:
-        with without_tensorflow(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what could not be read back: nothing is
-            return json.dumps(keras.saving.serialize_keras_object(thing)["config"], sort_keys=True)
-    except (NotImplementedError, TypeError, ValueError):
-        return ""
-
-
 def _assign_whole(variable: keras.Variable, read: Callable[[Index], np.ndarray]) -> None:
     variable.assign(read(everything(variable.shape)))
-
-
-class _IfImported:
-    """TensorFlow, where it is imported anyhow."""
-
-    @property
-    def available(self) -> bool:
-        return "tensorflow" in sys.modules
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(sys.modules["tensorflow"], name)
-
-
-@contextlib.contextmanager
-def without_tensorflow() -> Iterator[None]:
-    """Keeps Keras from importing it, for seconds, to see whether a thing is of its types, or to seed what none uses."""
-    tensorflow = _IfImported()
-    with contextlib.ExitStack() as stack:
-        for module in (serialization_lib, rng_utils):
-            stack.enter_context(mock.patch.object(module, "tf", tensorflow))
-        yield
 
 
 def kind(variable: keras.Variable) -> str:
