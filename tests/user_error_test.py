@@ -544,6 +544,15 @@ def not_compiled(input_shape):
     return keras.Sequential([keras.Input(input_shape), keras.layers.Dense(3)], name="not_compiled")
 
 
+class Branching(keras.layers.Layer):
+    def call(self, x):
+        return x if keras.ops.mean(x) > 0 else -x
+
+
+def branching(input_shape, classes):
+    return keras.Sequential([keras.Input(input_shape), Branching(), *linear(input_shape, classes).layers])
+
+
 def raising():
     raise KeyError("a bug of the user's own")
 """
@@ -881,3 +890,6 @@ def test_an_evaluation_that_is_not_a_number_is_not_the_best(project):
 def test_a_bug_in_the_user_s_module_keeps_its_traceback(project):
     err = trainer("--backend=jax", "--dataset=user_project:raising", "--run_dir=run", code=1, cwd=project).stderr
     assert "a bug of the user's own" in err and "Traceback" in err
+    # Keras raises JAX's errors anew, and fails at some: what and where it was would be lost.
+    err = trainer("--backend=jax", "--model=user_project:branching", "--run_dir=run", code=1, cwd=project).stderr
+    assert "return x if keras.ops.mean(x) > 0 else -x" in err and "TracerBoolConversionError: Attempted" in err

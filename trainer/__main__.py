@@ -27,7 +27,7 @@ from trainer import backend, console, run_directory
 from trainer.cluster import ALONE, resolve
 from trainer.command_line import WHERE, define_flags, from_flags, parse
 from trainer.config import Config
-from trainer.errors import OK, UserError, out_of_memory
+from trainer.errors import OK, UserError, as_raised, out_of_memory
 from trainer.peers import Peers
 from trainer.preemption import SIGNALS, leave_when_told
 from trainer.processes import agreement, discovery, forks, gpus
@@ -134,8 +134,8 @@ def _run(argv: Sequence[str]) -> None:
     except KeyboardInterrupt:
         print("\nonecurve: stopped", file=sys.stderr)
         leave(INTERRUPTED)
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        traceback.print_exception(as_raised(error))
         leave(1)
 
 

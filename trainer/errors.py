@@ -36,9 +36,16 @@ def out_of_memory(error: BaseException) -> str:
     return found[0].rstrip(".") if exhausted and found else ""
 
 
+def as_raised(error: BaseException) -> BaseException:
+    """An error of JAX's that Keras has lost: with words of its own, it can't raise anew what is made of a tracer."""
+    while isinstance(error, AttributeError) and "'str' object has no attribute '_" in str(error) and error.__context__:
+        error = error.__context__
+    return error
+
+
 def said_by_keras(error: BaseException) -> str:
     """What Keras says of an error, without colours and the arguments that it adds below."""
-    return re.sub(r"\x1b\[\d*m", "", str(error)).partition("\n\nArguments received by")[0].strip()
+    return re.sub(r"\x1b\[\d*m", "", str(as_raised(error))).partition("\n\nArguments received by")[0].strip()
 
 
 def last_words(said: str) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from trainer.cluster import ALONE, Cluster
-from trainer.errors import HUNG, PEER_LOST, USER_ERROR, UserError
+from trainer.errors import HUNG, PEER_LOST, USER_ERROR, UserError, as_raised
 from trainer.processes.connection import Connection, send_all
 from trainer.processes.leaving import leave_at_once
 from trainer.processes.meeting import meet, wrong
@@ -203,7 +203,7 @@ class Peers:
 
     def _tell(self, error: BaseException) -> None:
         """Before this process ends by an error: tells the others, unless the fault is another's."""
-        why = str(error) if isinstance(error, UserError) else "".join(traceback.format_exception(error))
+        why = str(error) if isinstance(error, UserError) else "".join(traceback.format_exception(as_raised(error)))
         code = getattr(error, "exit_code", 1)
         if self._peers and type(error).__name__ in _LOST and _LOST_WORDS.search(str(error)):
             self._raised, code = why, PEER_LOST
