@@ -144,6 +144,21 @@ def narrow(input_shape, classes):
     return linear(input_shape, classes)
 
 
+class Gain(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        import tensorflow as tf
+
+        self.gain = tf.Variable(1.0)
+
+    def call(self, x):
+        return x * self.gain
+
+
+def gaining(input_shape, classes):
+    return keras.Sequential([keras.Input(input_shape), Gain(), *linear(input_shape, classes).layers])
+
+
 class Focused(keras.losses.SparseCategoricalCrossentropy):
     def __call__(self, y_true, y_pred, sample_weight=None):
         return super().__call__(y_true, y_pred, sample_weight) ** 2
@@ -670,6 +685,10 @@ def project(tmp_path):
         (["--model=user_project:metric_not_flat"], ["outputs (batch, 8, 8, 10)", "a metric", "Flatten"]),
         (["--model=user_project:narrow"], ["sets Keras's floatx to float16", "say by --precision"]),
         (["--model=user_script:build"], ["ends the program as it is imported (exit 2)", "__name__ == '__main__'"]),
+        (
+            ["--model=user_project:gaining", "--backend=tensorflow"],
+            ["gain keeps 'gain' in a tf.Variable", "add_weight"],
+        ),
         (["--model=user_project:focused"], ["has a loss with __call__() of its own", "name it call()"]),
         (["--model=user_project:centred"], ["by Centred with apply_gradients() of its own", "apply(grads, train"]),
         (["--model=user_project:own_step"], ["train_step() of its own (OwnStep)", "add_loss()"]),

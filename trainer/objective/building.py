@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -205,7 +206,15 @@ def _check(config: Config, model: keras.Model) -> None:
             "is compiled with run_eagerly=True, and a run's steps are compiled",
             "leave it out, and look into the model by calling it on a batch",
         )
+    of_tensorflow = getattr(sys.modules.get("tensorflow"), "Variable", ())
     for layer in model._flatten_layers():
+        for name in (name for name, value in vars(layer).items() if isinstance(value, of_tensorflow)):
+            raise UserError(
+                "model",
+                config.model,
+                f"layer {layer.path} keeps {name!r} in a tf.Variable, which Keras 3 neither trains nor saves",
+                "make it by self.add_weight(...), or as a keras.Variable",
+            )
         if getattr(layer, "synchronized", False):
             raise UserError(
                 "model",
