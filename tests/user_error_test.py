@@ -159,6 +159,12 @@ def gaining(input_shape, classes):
     return keras.Sequential([keras.Input(input_shape), Gain(), *linear(input_shape, classes).layers])
 
 
+def hiding(input_shape, classes):
+    dense = keras.layers.Dense(classes)
+    hidden = keras.layers.Lambda(lambda x: dense(x), output_shape=(classes,))
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes), hidden])
+
+
 class Focused(keras.losses.SparseCategoricalCrossentropy):
     def __call__(self, y_true, y_pred, sample_weight=None):
         return super().__call__(y_true, y_pred, sample_weight) ** 2
@@ -689,6 +695,7 @@ def project(tmp_path):
             ["--model=user_project:gaining", "--backend=tensorflow"],
             ["gain keeps 'gain' in a tf.Variable", "add_weight"],
         ),
+        (["--model=user_project:hiding"], ["/kernel in call(), which is no variable of the model's", "trainable=False"]),
         (["--model=user_project:focused"], ["has a loss with __call__() of its own", "name it call()"]),
         (["--model=user_project:centred"], ["by Centred with apply_gradients() of its own", "apply(grads, train"]),
         (["--model=user_project:own_step"], ["train_step() of its own (OwnStep)", "add_loss()"]),

@@ -24,13 +24,14 @@ def pure(model: keras.Model, flag: str) -> Iterator[None]:
       flag: which --model it is, for errors.
 
     Raises:
-      UserError: a variable has changed that is none of the model's, such as a metric's, or random numbers were drawn
-        from what is no layer's seed: of Keras's own, or of Python's or numpy's, a compiled step would draw the same for
-        ever; the state of TensorFlow's is in no checkpoint.
+      UserError: a variable that is none of the model's has changed, such as a metric's, or was used though it is to be
+        trained; or random numbers were drawn from what is no layer's seed: of Keras's own, or of Python's or numpy's, a
+        compiled step would draw the same for ever; the state of TensorFlow's is in no checkpoint.
     """
     known = {id(variable) for variable in (*model.trainable_variables, *model.non_trainable_variables)}
-    add_update = keras.StatelessScope.add_update
+    add_update, get_current_value = keras.StatelessScope.add_update, keras.StatelessScope.get_current_value
     strays: list[Any] = []  # noted, for Keras would wrap what is raised inside a layer
+    hidden: list[Any] = []
     drawn: list[Any] = []
     thread = threading.get_ident()  # others may read data
 
@@ -38,6 +39,11 @@ def pure(model: keras.Model, flag: str) -> Iterator[None]:
         add_update(scope, update)
         if id(update[0]) not in known:
             strays.append(update[0])
+
+    def reading(scope: Any, variable: Any) -> Any:
+        if variable.trainable and id(variable) not in known:
+            hidden.append(variable)
+        return get_current_value(scope, variable)
 
     def seed_of_tensorflow(seed: int | None) -> tuple[int, int]:
         drawn.append(seed)
@@ -53,6 +59,7 @@ def pure(model: keras.Model, flag: str) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(keras.StatelessScope, "add_update", noting))
+        stack.enter_context(mock.patch.object(keras.StatelessScope, "get_current_value", reading))
         # Keras's own is refused by Keras on JAX alone.
         stack.enter_context(mock.patch.object(keras_seeds, "global_seed_generator", keras_seeds.SeedGenerator))
         if keras.config.backend() == "tensorflow":  # what its stateful operations ask
@@ -78,4 +85,12 @@ def pure(model: keras.Model, flag: str) -> Iterator[None]:
             flag,
             f"changes {strays[0].path} in call(), which is no variable of a layer's: what it holds would be lost",
             "give a metric to compile(), for an output that tells what it measures; other state is for add_weight()",
+        )
+    if hidden:
+        raise UserError(
+            "model",
+            flag,
+            f"uses {hidden[0].path} in call(), which is no variable of the model's: it would not be trained, nor saved",
+            "make it, or the layer that has it, an attribute of a layer or of the model, and not of what a Lambda encloses "
+            "or another object; what is to stay as it is, is made with trainable=False",
         )
