@@ -695,7 +695,7 @@ def project(tmp_path):
             ["--model=user_project:gaining", "--backend=tensorflow"],
             ["gain keeps 'gain' in a tf.Variable", "add_weight"],
         ),
-        (["--model=user_project:hiding"], ["/kernel in call(), which is no variable of the model's", "trainable=False"]),
+        (["--model=user_project:hiding"], ["in call(), which is no variable of the model's", "trainable=False"]),
         (["--model=user_project:focused"], ["has a loss with __call__() of its own", "name it call()"]),
         (["--model=user_project:centred"], ["by Centred with apply_gradients() of its own", "apply(grads, train"]),
         (["--model=user_project:own_step"], ["train_step() of its own (OwnStep)", "add_loss()"]),

@@ -91,6 +91,6 @@ def pure(model: keras.Model, flag: str) -> Iterator[None]:
             "model",
             flag,
             f"uses {hidden[0].path} in call(), which is no variable of the model's: it would not be trained, nor saved",
-            "make it, or the layer that has it, an attribute of a layer or of the model, and not of what a Lambda encloses "
+            "make it, or the layer that has it, an attribute of a layer or the model, not what a Lambda encloses "
             "or another object; what is to stay as it is, is made with trainable=False",
         )
