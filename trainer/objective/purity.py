@@ -91,6 +91,6 @@ def pure(model: keras.Model, flag: str) -> Iterator[None]:
             "model",
             flag,
             f"uses {hidden[0].path} in call(), which is no variable of the model's: it would not be trained, nor saved",
-            "make it, or the layer that has it, an attribute of a layer or the model, not what a Lambda encloses "
-            "or another object; what is to stay as it is, is made with trainable=False",
+            "make it, or the layer that has it, an attribute of the model or a layer: a Lambda's, or another object's, "
+            "is not seen; what is to stay as it is, is made with trainable=False",
         )
