@@ -38,7 +38,7 @@ def out_of_memory(error: BaseException) -> str:
 
 def as_raised(error: BaseException) -> BaseException:
     """An error of JAX's that Keras has lost: with words of its own, it can't raise anew what is made of a tracer."""
-    while isinstance(error, AttributeError) and "'str' object has no attribute '_" in str(error) and error.__context__:
+    while isinstance(error, AttributeError) and "no attribute '_error_repr'" in str(error) and error.__context__:
         error = error.__context__
     return error
 
