@@ -595,6 +595,7 @@ def project(tmp_path):
         (["--run_dir=gs://bucket/run"], ["--run_dir=gs://bucket/run", "is a URL", "give a path"]),
         (["--log_every=5parsecs"], ["--log_every=5parsecs", "not an interval"]),
         (["--model=mlpp"], ["--model=mlpp", "did you mean 'mlp'"]),
+        (["--model=saved/mine.keras"], ["is the file of a saved model", "keras.saving.load_model('saved/mine.keras')"]),
         (["--model=mlp(unit=3)"], ["--model=mlp(unit=3)", "unexpected keyword argument 'unit'", "units"]),
         *((["--model=" + spec], ["--model", "literal values"]) for spec in MISSPELT),
         (["--dataset=digit"], ["--dataset=digit", "did you mean 'digits'"]),

@@ -28,6 +28,9 @@ def parse(spec: str, flag: str) -> tuple[str, str, dict[str, Any]]:
         dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
         fix = f"name the module that can be imported from {os.getcwd()}: --{flag}={dotted}:{attribute or 'function'}"
         raise UserError(flag, spec, "is the name of a file", fix)
+    if module.endswith((".keras", ".h5")):
+        fix = f"name a function of a module of yours: def build(): return keras.saving.load_model({module!r})"
+        raise UserError(flag, spec, "is the file of a saved model", fix)
     if not all(name.isidentifier() for name in names):
         raise UserError(
             flag,
