@@ -230,3 +230,30 @@ def test_masks_and_noise_don_t_show_in_the_curve(tmp_path):
         trainer(*flags, *strategy, f"--run_dir={tmp_path / strategy[0]}")
         curves.append(curve(tmp_path / strategy[0]))
     assert deviation(*curves) < 1e-5
+
+
+class Silent(keras.Model):
+    """Its call() says of `training` only that the layers before the dropout are not in it."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.before = keras.Sequential([layers.Rescaling(1 / 255), layers.Flatten(), layers.BatchNormalization()])
+        self.dropout, self.out = layers.Dropout(0.5), layers.Dense(classes)
+
+    def call(self, x):
+        return self.out(self.dropout(self.before(ops.cast(x, "float32"), training=False)))
+
+
+class Spoken(Silent):
+    def call(self, x, training=False):
+        return self.out(self.dropout(self.before(ops.cast(x, "float32"), training=False), training=training))
+
+
+def test_layers_train_where_call_does_not_tell_them(tmp_path):
+    """As in model(x, training=True): Keras's stateless_call() would have no dropout, without a word."""
+    flags, curves = ("--replicas=2", "--steps=20", "--log_every=1", "--evaluate_every=never"), []
+    for backend, model in (("jax", "Spoken"), ("jax", "Silent"), ("tensorflow", "Silent")):
+        run = tmp_path / f"{backend}-{model}"
+        trainer(*flags, f"--backend={backend}", f"--model=tests.draws_test:{model}", f"--run_dir={run}")
+        curves.append(curve(run))
+    assert max(deviation(curves[0], each) for each in curves) < 1e-5

@@ -23,6 +23,7 @@ from keras.src.losses import loss as keras_losses
 
 from input_pipeline.pipeline import Batch
 from trainer.objective import logits, lookups
+from trainer.objective.calling import as_called
 from trainer.objective.inputs import taken
 from trainer.objective.purity import pure
 from trainer.objective.randomness import Generator, drawn_from, is_seed
@@ -116,7 +117,8 @@ class Objective:
     def _forward(self, trainable: list[Tensor], state: list[Tensor], key: Tensor, x: Any, training: bool) -> Any:
         """(outputs, new non-trainable values, the model's own losses)."""
         drawn = drawn_from(self.generator) if self.generator else contextlib.nullcontext()
-        with pure(self.model, self._losses.flag), drawn, lookups.nan_out_of_range(self._computed):
+        told = as_called(self.model, training)
+        with pure(self.model, self._losses.flag), drawn, lookups.nan_out_of_range(self._computed), told:
             return self.model.stateless_call(
                 trainable,
                 self._with_seeds(state, key),

@@ -1,0 +1,36 @@
+"""How a model's call() is called: with `training` for all layers within it."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import keras
+from keras.src.layers.layer import CallContext
+
+
+@contextlib.contextmanager
+def as_called(model: keras.Model, training: bool) -> Iterator[None]:
+    """Within it, layers that call() calls without `training` take this, as in model(x, training=training).
+
+    Keras's stateless_call() tells call() alone, and not even that if it does not name `training`: dropout would be off.
+    What one layer is given goes to the layers within it; in Keras to those after it, too, so that a backbone which is
+    called with training=False would switch off the dropout behind it.
+    """
+    contexts = [CallContext(model)]
+    contexts[0].set_value("training", training)
+
+    def enter(layer: Any) -> CallContext:
+        inner = CallContext(model)
+        vars(inner).update(vars(contexts[-1]))
+        contexts.append(inner)
+        return inner
+
+    def leave(layer: Any) -> None:
+        contexts.pop()
+
+    with (
+        mock.patch.object(keras.layers.Layer, "_get_call_context", enter),
+        mock.patch.object(keras.layers.Layer, "_maybe_reset_call_context", leave),
+    ):
+        yield
