@@ -23,6 +23,7 @@ from trainer.assembly import Assembly, assemble
 from trainer.config import Config
 from trainer.errors import OK
 from trainer.objective import logits, trial
+from trainer.objective.calling import stateless_call
 from trainer.objective.inputs import taken
 from trainer.objective.randomness import is_seed
 from trainer.peers import Peers
@@ -132,19 +133,13 @@ def _caller(model: keras.Model, training: bool) -> Callable[[Any], list[Any]]:
     """x -> the outputs as numpy arrays, always from the same state, seeds included."""
 
     def call(x: Any) -> list[Any]:
-        outputs, _ = model.stateless_call(
-            [v.value for v in model.trainable_variables],
-            [v.value for v in model.non_trainable_variables],
-            taken(model, x),
-            **({"training": training} if _takes_training(model) else {}),
+        trainable, state = (
+            [v.value for v in some] for some in (model.trainable_variables, model.non_trainable_variables)
         )
+        outputs, _ = stateless_call(model, trainable, state, x, training)
         return [ops.convert_to_numpy(ops.cast(o, "float32")) for o in keras.tree.flatten(outputs)]
 
     return call
-
-
-def _takes_training(model: keras.Model) -> bool:
-    return bool(getattr(model, "_call_has_training_arg", True))
 
 
 def _first_difference(close: Close, names: Sequence[str], a: Sequence[Any], b: Sequence[Any]) -> str:

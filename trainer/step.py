@@ -9,7 +9,6 @@ the same wherever it is computed.
 """
 
 import contextlib
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -23,8 +22,7 @@ from keras.src.losses import loss as keras_losses
 
 from input_pipeline.pipeline import Batch
 from trainer.objective import logits, lookups
-from trainer.objective.calling import as_called
-from trainer.objective.inputs import taken
+from trainer.objective.calling import stateless_call
 from trainer.objective.purity import pure
 from trainer.objective.randomness import Generator, drawn_from, is_seed
 from trainer.objective.weighing import Losses
@@ -57,7 +55,6 @@ class Objective:
         self.model, self.metrics = model, metrics
         self.skips, self._scaled = skips, scaled
         self._losses, self._computed = losses, computed
-        self._takes_training = "training" in inspect.signature(model.call).parameters
         # Metrics start from their reset state, which need not be zero. Losses that are told apart are sums like them.
         self._metrics_start = [ops.convert_to_numpy(v) for v in metrics.variables]
         self._starts = self._metrics_start + [np.zeros(len(losses.names), np.float32)] * bool(losses.names)
@@ -117,15 +114,9 @@ class Objective:
     def _forward(self, trainable: list[Tensor], state: list[Tensor], key: Tensor, x: Any, training: bool) -> Any:
         """(outputs, new non-trainable values, the model's own losses)."""
         drawn = drawn_from(self.generator) if self.generator else contextlib.nullcontext()
-        told = as_called(self.model, training)
-        with pure(self.model, self._losses.flag), drawn, lookups.nan_out_of_range(self._computed), told:
-            return self.model.stateless_call(
-                trainable,
-                self._with_seeds(state, key),
-                taken(self.model, x),
-                return_losses=True,
-                **({"training": training} if self._takes_training else {}),
-            )
+        with pure(self.model, self._losses.flag), drawn, lookups.nan_out_of_range(self._computed):
+            values = trainable, self._with_seeds(state, key)
+            return stateless_call(self.model, *values, x, training, return_losses=True)
 
     def _with_seeds(self, state: list[Tensor], key: Tensor) -> list[Tensor]:
         """All non-trainable values: seed generator j starts at the replica's key, offset by j."""

@@ -20,6 +20,7 @@ from trainer import plugins
 from trainer.config import Config
 from trainer.errors import UserError, said_by_keras
 from trainer.objective import inputs
+from trainer.objective.calling import stateless_call
 
 _OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")  # a run does not call them
 _OF_TABLES = (IndexLookup, keras.layers.Hashing, keras.layers.HashedCrossing, keras.layers.TextVectorization)
@@ -138,11 +139,9 @@ def adds_losses(model: keras.Model, x: Any) -> bool:
       x: Specs of an example.
     """
     found: list[Any] = []
-    training = inputs.mode(model, training=True)
 
     def call(trainable: list[Any], state: list[Any], x: Any) -> Any:
-        x = inputs.taken(model, x)
-        outputs, _, losses = model.stateless_call(trainable, state, x, return_losses=True, **training)
+        outputs, _, losses = stateless_call(model, trainable, state, x, training=True, return_losses=True)
         found.extend(losses)
         return outputs
 

@@ -8,9 +8,17 @@ from unittest import mock
 import keras
 from keras.src.layers.layer import CallContext
 
+from trainer.objective.inputs import mode, taken
+
+
+def stateless_call(model: keras.Model, trainable: Any, state: Any, x: Any, training: bool, **more: Any) -> Any:
+    """Keras's, of a batch as it is read, with `training` for all layers."""
+    with _told(model, training):
+        return model.stateless_call(trainable, state, taken(model, x), **mode(model, training), **more)
+
 
 @contextlib.contextmanager
-def as_called(model: keras.Model, training: bool) -> Iterator[None]:
+def _told(model: keras.Model, training: bool) -> Iterator[None]:
     """Within it, layers that call() calls without `training` take this, as in model(x, training=training).
 
     Keras's stateless_call() tells call() alone, and not even that if it does not name `training`: dropout would be off.

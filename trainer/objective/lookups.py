@@ -17,6 +17,7 @@ from keras import ops
 
 from input_pipeline.domains import Categories
 from input_pipeline.structure import flatten, map_structure, pack
+from trainer.objective.calling import stateless_call
 from trainer.objective.inputs import inputs_of, mode, taken
 
 _SIZES = {keras.layers.Embedding: ("input_dim", "rows"), keras.layers.CategoryEncoding: ("num_tokens", "tokens")}
@@ -62,7 +63,7 @@ def looked_up(model: keras.Model, x: Any) -> Lookups:
 
     def call(trainable: list[Any], state: list[Any], x: Any) -> Any:
         given[:] = flatten(x)
-        return model.stateless_call(trainable, state, taken(model, x), **mode(model, training=False))
+        return stateless_call(model, trainable, state, x, training=False)
 
     variables = model.trainable_variables, model.non_trainable_variables
     values = [[keras.KerasTensor(v.shape, v.dtype) for v in some] for some in variables]
