@@ -314,6 +314,32 @@ class Distilled(keras.Model):
         return found
 
 
+class Weighing(keras.Model):
+    '''Learns what its loss weighs (Kendall et al. 2018), and counts what the loss has seen.'''
+
+    def __init__(self, classes):
+        super().__init__()
+        self.layer = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(classes)])
+        self.log_variance = self.add_weight(shape=(), initializer="zeros", name="log_variance")
+        self.seen = self.add_weight(shape=(), initializer="zeros", name="seen", trainable=False)
+
+        def weighed(y, y_pred):
+            self.seen.assign_add(1.0)
+            values = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+            return values * keras.ops.exp(-self.log_variance) + self.log_variance
+
+        def log_variance(y, y_pred):
+            return keras.ops.zeros_like(y_pred[:, 0]) + self.log_variance
+
+        def seen(y, y_pred):
+            return keras.ops.zeros_like(y_pred[:, 0]) + self.seen
+
+        self.compile(keras.optimizers.SGD(0.01), weighed, metrics=[log_variance, seen])
+
+    def call(self, x):
+        return self.layer(x)
+
+
 def sure(classes):
     model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(classes, activation="softmax")])
     metric = keras.metrics.SparseCategoricalCrossentropy(name="again")
@@ -779,6 +805,18 @@ def test_losses_of_call_s_own(dataset, model, project):
     curves = [curve(run) for run in runs]
     assert max(deviation(curves[0], other) for other in curves) <= 1e-5
     assert curves[0][-1] < curves[0][0]
+
+
+def test_a_loss_uses_the_model_s_variables(project):
+    """As in fit(): those to be trained are, and what it changes of the others stays."""
+    found = []
+    for i, where in enumerate((["--strategy=mirrored", "--devices=2"], ["--backend=jax"])):
+        run = project / str(i)
+        flags = ("--model=my_project:Weighing", "--replicas=2", "--steps=10", "--log_every=1", f"--run_dir={run}")
+        trainer(*where, *flags, cwd=project)
+        found.append(summary(run)["final"] | dict(enumerate(curve(run))))
+    assert all(value == pytest.approx(found[1][name], rel=1e-5) for name, value in found[0].items())
+    assert found[0]["val_seen"] == 11 and abs(found[0]["val_log_variance"]) > 0.01
 
 
 @pytest.mark.long

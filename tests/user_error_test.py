@@ -165,6 +165,36 @@ def hiding(input_shape, classes):
     return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes), hidden])
 
 
+class Synchronous(keras.layers.Layer):
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, x.dtype)
+
+    def call(self, x):
+        import tensorflow as tf
+
+        return x - tf.distribute.get_replica_context().all_reduce("mean", tf.reduce_mean(x, 0))
+
+
+def synchronous(input_shape, classes):
+    layers = [keras.layers.Flatten(), keras.layers.Dropout(0.1), Synchronous(), keras.layers.Dense(classes)]
+    return keras.Sequential([keras.Input(input_shape), *layers])
+
+
+def lossy(input_shape, classes, how):
+    temperature = keras.Variable(1.0, trainable=how == "uses", name="temperature")
+
+    def loss(y, y_pred):
+        if how == "draws":
+            y_pred = y_pred + keras.random.normal(keras.ops.shape(y_pred))
+        if how == "changes":
+            temperature.assign_add(1.0)
+        return keras.losses.sparse_categorical_crossentropy(y, y_pred * temperature, from_logits=True)
+
+    model = linear(input_shape, classes)
+    model.compile(keras.optimizers.SGD(0.1), loss)
+    return model
+
+
 class Focused(keras.losses.SparseCategoricalCrossentropy):
     def __call__(self, y_true, y_pred, sample_weight=None):
         return super().__call__(y_true, y_pred, sample_weight) ** 2
@@ -696,7 +726,10 @@ def project(tmp_path):
             ["--model=user_project:gaining", "--backend=tensorflow"],
             ["gain keeps 'gain' in a tf.Variable", "add_weight"],
         ),
-        (["--model=user_project:hiding"], ["in call(), which is no variable of the model's", "trainable=False"]),
+        (
+            ["--model=user_project:hiding"],
+            ["in call() or a loss, which is no variable of the model's", "trainable=False"],
+        ),
         (["--model=user_project:focused"], ["has a loss with __call__() of its own", "name it call()"]),
         (["--model=user_project:centred"], ["by Centred with apply_gradients() of its own", "apply(grads, train"]),
         (["--model=user_project:own_step"], ["train_step() of its own (OwnStep)", "add_loss()"]),
@@ -748,7 +781,17 @@ def project(tmp_path):
             ["--model=user_project:auxiliary"],
             ["other outputs in training than in evaluation", "((1, 10), (1, 10)) and (1, 10)"],
         ),
-        (["--model=user_project:measuring"], ["changes activity/total in call()", "compile()"]),
+        (
+            ["--strategy=mirrored", "--devices=2", "--model=user_project:synchronous"],
+            ["all_reduce() of tf.distribute's replicas", "--replicas=1"],
+        ),
+        (["--model=user_project:lossy(how='draws')"], ["a loss or a metric from no layer's seed", "SeedGenerator"]),
+        (
+            ["--model=user_project:lossy(how='uses')"],
+            ["uses temperature in call() or a loss", "attribute of the model"],
+        ),
+        (["--model=user_project:lossy(how='changes')"], ["changes temperature in call() or a loss", "add_weight()"]),
+        (["--model=user_project:measuring"], ["changes activity/total in call() or a loss", "compile()"]),
         (["--model=user_project:hashing"], ["hashing (Hashing)", "TensorFlow", "the source"]),
         (["--model=user_project:wide"], ["computes in float64", "JAX in 32 bits"]),
         (["--model=user_project:compiled", "--learning_rate=0.1"], ["compiled with SGD", "--optimizer=adam"]),

@@ -11,7 +11,7 @@ the same wherever it is computed.
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -90,13 +90,19 @@ class Objective:
         Returns:
           (objective, Sums with no gradients).
         """
-        with logits.remembered(), _undivided():
+        model = self.model
+        with self._traced(), logits.remembered(), _undivided():
             outputs, non_trainable, own_losses = self._forward(trainable, state, batch["key"], batch["x"], training)
+            values = zip(model.trainable_variables, trainable, strict=True)
+            values_after = zip(model.non_trainable_variables, non_trainable, strict=True)
             y_pred = self._losses.labelled(outputs)
             if training:
                 self._losses.check(own_losses)
-            objective, weight, apart = self._losses(batch, y_pred, own_losses)
-            metrics = [*self._metric_sums(batch, y_pred), *apart]
+            # Losses and metrics may use the model's variables, too, as those do that a model learns to weigh by.
+            with keras.StatelessScope([*values, *values_after]) as scope:
+                objective, weight, apart = self._losses(batch, y_pred, own_losses)
+                metrics = [*self._metric_sums(batch, y_pred, scope), *apart]
+            non_trainable = [scope.get_current_value(v) for v in model.non_trainable_variables]
         new_state = [v for v, a_seed in zip(non_trainable, self._is_seed, strict=True) if not a_seed]
         sums = Sums(
             objective=objective,
@@ -109,14 +115,19 @@ class Objective:
 
     def outputs(self, trainable: list[Tensor], state: list[Tensor], x: Any) -> Any:
         """The model's outputs in evaluation for examples (n, ...)."""
-        return self._forward(trainable, state, ops.zeros((2,), "uint32"), x, training=False)[0]
+        with self._traced():
+            return self._forward(trainable, state, ops.zeros((2,), "uint32"), x, training=False)[0]
+
+    @contextlib.contextmanager
+    def _traced(self) -> Iterator[None]:
+        """Within it, what is the user's draws from the run's generator, and may do what a pure step may."""
+        drawn = drawn_from(self.generator) if self.generator else contextlib.nullcontext()
+        with pure(self._losses.flag, self.model, self.metrics), drawn, lookups.nan_out_of_range(self._computed):
+            yield
 
     def _forward(self, trainable: list[Tensor], state: list[Tensor], key: Tensor, x: Any, training: bool) -> Any:
         """(outputs, new non-trainable values, the model's own losses)."""
-        drawn = drawn_from(self.generator) if self.generator else contextlib.nullcontext()
-        with pure(self.model, self._losses.flag), drawn, lookups.nan_out_of_range(self._computed):
-            values = trainable, self._with_seeds(state, key)
-            return stateless_call(self.model, *values, x, training, return_losses=True)
+        return stateless_call(self.model, trainable, self._with_seeds(state, key), x, training, return_losses=True)
 
     def _with_seeds(self, state: list[Tensor], key: Tensor) -> list[Tensor]:
         """All non-trainable values: seed generator j starts at the replica's key, offset by j."""
@@ -130,12 +141,14 @@ class Objective:
                 values.append(next(remaining))
         return values
 
-    def _metric_sums(self, batch: Batch, y_pred: Any) -> list[Tensor]:
+    def _metric_sums(self, batch: Batch, y_pred: Any, scope: keras.StatelessScope) -> list[Tensor]:
         if not self.metrics.variables:
             return []
         start = [ops.convert_to_tensor(value) for value in self._metrics_start]
-        weights = self._losses.metric_weights(batch, y_pred)
-        new = self.metrics.stateless_update_state(start, batch["y"], y_pred, sample_weight=weights)
+        for variable, value in zip(self.metrics.variables, start, strict=True):
+            scope.add_update((variable, value))
+        self.metrics.update_state(batch["y"], y_pred, sample_weight=self._losses.metric_weights(batch, y_pred))
+        new = [scope.get_current_value(v) for v in self.metrics.variables]
         return [ops.cast(n, "float32") - ops.cast(s, "float32") for n, s in zip(new, start, strict=True)]
 
     def no_sums(self, gradients: bool) -> Sums:

@@ -20,6 +20,7 @@ from trainer.objective import building, inputs
 from trainer.objective.logits import gives_logits, takes_logits
 from trainer.objective.metrics import build_metrics, in_floats, is_keras_own, of_probabilities
 from trainer.objective.outputs import names_of_labels, names_of_outputs, per_output, places_of_labels
+from trainer.objective.purity import pure
 from trainer.objective.trial import EXAMPLES, TOLERANCE, drawn, over_batches, several
 from trainer.objective.weighing import Losses, labelled, shapes
 
@@ -156,25 +157,26 @@ def compile_model(
     combined = Losses(config.model, found, weights, names, config.global_batch, places, names_of_outputs(model, y_pred))
     doubts = {"loss": ""}
     if loss is not None:
-        doubts["loss"] = _try(combined, found, dataset, y, y_pred) or _broadcast(found, targets, outputs)
+        doubts["loss"] = _try(model, combined, found, dataset, y, y_pred) or _broadcast(found, targets, outputs)
     if adds:
         doubts["loss"] = "what call() adds by add_loss(), for the model is compiled without a loss for its labels"
     summed = CompileMetrics(None, in_floats(metrics), output_names=getattr(model, "output_names", None))
-    summed = build_metrics(config, summed, dataset, y, y_pred, combined.metric_weights)
+    summed = build_metrics(config, model, summed, dataset, y, y_pred, combined.metric_weights)
     object.__setattr__(model, "_compile_metrics", summed)  # callbacks ask it whether more is better; not a layer's
     if {takes_logits(each) for each in found if each is not None} == {True}:
         doubts["metrics"] = of_probabilities(summed)
     return combined, summed, known, {of: words for of, words in doubts.items() if words}
 
 
-def _try(losses: Losses, found: Sequence[Any], dataset: Dataset, y: Any, y_pred: Any) -> str:
+def _try(model: keras.Model, losses: Losses, found: Sequence[Any], dataset: Dataset, y: Any, y_pred: Any) -> str:
     """Tries the losses on a few examples: traced, for what does not fit is to be told before a run begins.
 
     Returns:
       In words, that a loss mixes examples, as none of Keras's but one does; '' if none does, or it can't be tried.
     """
     symbols = several((y, y_pred, inputs.symbols(named_weights(dataset.spec[2:]))))
-    compute_output_spec(lambda y, y_pred, weights: losses({"x": y_pred, "y": y} | weights, y_pred, []), *symbols)
+    with pure(losses.flag, model):
+        compute_output_spec(lambda y, y_pred, weights: losses({"x": y_pred, "y": y} | weights, y_pred, []), *symbols)
     for each in found:
         if isinstance(each, keras.losses.Circle):
             return f"{each.name!r} mixes the examples of a logical replica: it compares them in pairs"
@@ -185,7 +187,8 @@ def _try(losses: Losses, found: Sequence[Any], dataset: Dataset, y: Any, y_pred:
 
     def objective(batch: Any) -> Any:
         labels, outputs = batch
-        return losses({"x": outputs, "y": labels}, outputs, [])[0]
+        with keras.StatelessScope():  # what a loss changes of the model's is not to stay
+            return losses({"x": outputs, "y": labels}, outputs, [])[0]
 
     try:
         together, alone = over_batches(objective, given, EXAMPLES), over_batches(objective, given, 1)

@@ -19,6 +19,7 @@ from input_pipeline.source import named_weights, read
 from input_pipeline.structure import map_structure
 from trainer.config import Config
 from trainer.errors import UserError
+from trainer.objective.purity import pure
 from trainer.objective.trial import EXAMPLES, TOLERANCE, drawn, over_batches, several
 from trainer.objective.weighing import expand, shapes
 
@@ -70,6 +71,7 @@ def in_floats(metrics: Any) -> Any:
 
 def build_metrics(
     config: Config,
+    model: keras.Model,
     metrics: CompileMetrics,
     dataset: Dataset,
     y: Any,
@@ -82,7 +84,7 @@ def build_metrics(
 
     Args:
       config: the flags, for errors.
-      metrics: those of all outputs.
+      model, metrics: the model, and the metrics of all its outputs.
       dataset: whose labels metrics that are not Keras's are tried on.
       y, y_pred: symbolic labels and outputs, of a batch of one example.
       weights_of: (a batch, outputs) -> weights as metrics take them.
@@ -91,7 +93,7 @@ def build_metrics(
       UserError: a metric is none, takes no weights, or keeps what is no sum over examples.
     """
     one = y, y_pred, keras.KerasTensor((1,))
-    _update(config, metrics, one)
+    _update(config, model, metrics, one)
     metrics.reset_state()
     for metric in metrics.metrics:
         if isinstance(metric, _OF_ELEMENTS):
@@ -115,14 +117,14 @@ def build_metrics(
                 "add to its variables what each example gives, times its weight; a function gives one value per "
                 "example, such as ops.mean(..., axis=-1)",
             )
-    _update(config, metrics, several(one))
+    _update(config, model, metrics, several(one))
     return metrics
 
 
-def _update(config: Config, metrics: CompileMetrics, symbols: Any) -> None:
+def _update(config: Config, model: keras.Model, metrics: CompileMetrics, symbols: Any) -> None:
     """Traces an update with symbolic labels, outputs and weights; the first one makes the metrics' variables."""
     try:
-        with contextlib.ExitStack() as stack:
+        with pure(config.model, model, metrics), contextlib.ExitStack() as stack:
             for metric in metrics.metrics:
                 if function := getattr(metric, "_fn", None):
                     stack.enter_context(mock.patch.object(metric, "_fn", _of_examples(function)))

@@ -16,33 +16,33 @@ from trainer.objective.randomness import is_seed
 
 
 @contextlib.contextmanager
-def pure(model: keras.Model, flag: str) -> Iterator[None]:
-    """Within it a model is traced; afterwards, what the step would lose of it is refused.
+def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = None) -> Iterator[None]:
+    """Within it a model, its losses and metrics are traced; afterwards, what a step would lose of them is refused.
 
     Args:
-      model: the model.
       flag: which --model it is, for errors.
+      model, metrics: those whose variables they may use; perhaps made meanwhile.
 
     Raises:
       UserError: a variable that is none of the model's has changed, such as a metric's, or was used though it is to be
         trained; or random numbers were drawn from what is no layer's seed: of Keras's own, or of Python's or numpy's, a
-        compiled step would draw the same for ever; the state of TensorFlow's is in no checkpoint.
+        compiled step would draw the same for ever; the state of TensorFlow's is in no checkpoint; or devices of
+        tf.distribute were asked for their part.
     """
-    known = {id(variable) for variable in (*model.trainable_variables, *model.non_trainable_variables)}
     add_update, get_current_value = keras.StatelessScope.add_update, keras.StatelessScope.get_current_value
-    strays: list[Any] = []  # noted, for Keras would wrap what is raised inside a layer
-    hidden: list[Any] = []
+    changed: list[Any] = []  # noted, for Keras would wrap what is raised inside a layer
+    used: list[Any] = []
     drawn: list[Any] = []
+    asked: list[str] = []
     thread = threading.get_ident()  # others may read data
 
     def noting(scope: Any, update: tuple[Any, Any]) -> None:
         add_update(scope, update)
-        if id(update[0]) not in known:
-            strays.append(update[0])
+        changed.append(update[0])
 
     def reading(scope: Any, variable: Any) -> Any:
-        if variable.trainable and id(variable) not in known:
-            hidden.append(variable)
+        if variable.trainable:
+            used.append(variable)
         return get_current_value(scope, variable)
 
     def seed_of_tensorflow(seed: int | None) -> tuple[int, int]:
@@ -57,6 +57,13 @@ def pure(model: keras.Model, flag: str) -> Iterator[None]:
 
         return drawing
 
+    def asking(name: str) -> Callable[..., Any]:
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            asked.append(name)
+            raise RuntimeError("a step is one logical replica's")  # what follows would wait for other devices' threads
+
+        return ask
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(keras.StatelessScope, "add_update", noting))
         stack.enter_context(mock.patch.object(keras.StatelessScope, "get_current_value", reading))
@@ -65,32 +72,59 @@ def pure(model: keras.Model, flag: str) -> Iterator[None]:
         if keras.config.backend() == "tensorflow":  # what its stateful operations ask
             of_tensorflow = "tensorflow.python.framework.random_seed.get_seed"
             stack.enter_context(mock.patch(of_tensorflow, seed_of_tensorflow))
+            for name in ("merge_call", "all_reduce", "all_gather"):
+                stack.enter_context(mock.patch.object(_context_of_device(), name, asking(name)))
         for module, generator in ((random, random._inst), (np.random, np.random.mtrand._rand)):
             for name, draw in list(vars(module).items()):
                 if getattr(draw, "__self__", None) is generator:
                     stack.enter_context(mock.patch.object(module, name, of_host(draw)))
-        yield
+        try:
+            yield
+        except Exception:
+            if not asked:
+                raise
+    if asked:
+        raise UserError(
+            "model",
+            flag,
+            f"calls {asked[0]}() of tf.distribute's replicas in call() or a loss: the curve would depend on the "
+            "devices, and here it follows from the logical replicas alone",
+            "leave it out: with --replicas=1 all examples of a step are in one call",
+        )
+    of_metrics = metrics.variables if metrics else []
+    known = {id(v) for v in (*model.trainable_variables, *model.non_trainable_variables, *of_metrics)}
+    strays, hidden = ([v for v in some if id(v) not in known] for some in (changed, used))
     if drawn or any(map(is_seed, strays)):
         raise UserError(
             "model",
             flag,
-            "draws random numbers in call() from no layer's seed: they would be the same at each step, or others after "
-            "each start",
-            "give the layer an attribute, self.seed = keras.random.SeedGenerator(), and draw by keras.random with "
+            "draws random numbers in call(), a loss or a metric from no layer's seed: they would be the same at each "
+            "step, or others after each start",
+            "give a layer an attribute, self.seed = keras.random.SeedGenerator(), and draw there by keras.random with "
             "seed=self.seed",
         )
     if strays:
         raise UserError(
             "model",
             flag,
-            f"changes {strays[0].path} in call(), which is no variable of a layer's: what it holds would be lost",
+            f"changes {strays[0].path} in call() or a loss, which is no variable of a layer's: what it holds would be "
+            "lost",
             "give a metric to compile(), for an output that tells what it measures; other state is for add_weight()",
         )
     if hidden:
         raise UserError(
             "model",
             flag,
-            f"uses {hidden[0].path} in call(), which is no variable of the model's: it would not be trained, nor saved",
+            f"uses {hidden[0].path} in call() or a loss, which is no variable of the model's: it would not be trained, "
+            "nor saved",
             "make it, or the layer that has it, an attribute of the model or a layer: a Lambda's, or another object's, "
             "is not seen; what is to stay as it is, is made with trainable=False",
         )
+
+
+def _context_of_device() -> type:
+    """The class of what tf.distribute tells a device of itself."""
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    return type(context) if context else tf.distribute.ReplicaContext
