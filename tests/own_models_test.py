@@ -508,6 +508,11 @@ class Freeze(keras.callbacks.Callback):
         self.model.layers[-1].trainable = False
 
 
+class Recompile(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
+
+
 def falling():
     return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8)
 
@@ -1120,11 +1125,15 @@ def test_a_run_that_a_callback_has_stopped_goes_on_with_another(project):
     assert summary(project / "run")["status"] == "done"
 
 
-def test_a_callback_that_freezes_a_layer_is_refused(project):
-    """Under fit(), too, it would do nothing until the model is compiled anew."""
-    flags = ("--backend=jax", "--dataset=my_project:data", "--model=my_project:net", "--callbacks=my_project:Freeze")
-    said = trainer(*flags, "--run_dir=run", cwd=project, code=2).stderr
-    assert "changed which of the model's variables are trained" in said and "--initialize_from" in said
+@pytest.mark.parametrize(
+    ("callback", "changed"),
+    [("Freeze", "which of the model's variables are trained"), ("Recompile", "the model's optimizer, or its schedule")],
+)
+def test_a_callback_that_changes_what_is_compiled_is_refused(callback, changed, project):
+    """Such as a frozen layer: under fit(), too, it would do nothing until the model is compiled anew."""
+    flags = ("--backend=jax", "--dataset=my_project:data", "--model=my_project:net", "--run_dir=run")
+    said = trainer(*flags, f"--callbacks=my_project:{callback}", cwd=project, code=2).stderr
+    assert f"changed {changed}" in said and "--initialize_from" in said
 
 
 def test_a_callback_stops_a_run_within_an_epoch(project):

@@ -45,7 +45,7 @@ class Callbacks(keras.callbacks.CallbackList):
         super().__init__(list(callbacks), model=program.model, **told)
         self._specs, self._program = list(specs), program
         self._fresh: list[dict[str, Any]] = []
-        self._trained = self._trainable()
+        self._trained, self._compiled = self._trainable(), self._optimizing()
 
     def begin(self, epoch: int, saved: list[dict[str, Any]] | None) -> bool:
         """Begins a start of the run.
@@ -82,17 +82,28 @@ class Callbacks(keras.callbacks.CallbackList):
         self._check()
 
     def _check(self) -> None:
-        if self.callbacks and self._trainable() != self._trained:
+        if not self.callbacks:
+            return
+        changed = ""
+        if self._trainable() != self._trained:
+            changed = "which of the model's variables are trained"
+        elif any(a is not b for a, b in zip(self._optimizing(), self._compiled, strict=True)):
+            changed = "the model's optimizer, or its schedule, for another"
+        if changed:
             raise UserError(
                 "callbacks",
                 ", ".join(self._specs),
-                "changed which of the model's variables are trained; those of a run stay the same, for its step is "
-                "compiled and its optimizer built for them",
-                "end the run there (self.model.stop_training = True), and start another from it by --initialize_from",
+                f"changed {changed}; those of a run stay the same, for its step is compiled for them",
+                "end the run there (self.model.stop_training = True), and start another from it by --initialize_from; "
+                "a learning rate may be set to a number where it follows no schedule",
             )
 
     def _trainable(self) -> list[str]:
         return [variable.path for variable in self._program.model.trainable_variables]
+
+    def _optimizing(self) -> list[Any]:
+        rates = [optimizer._learning_rate for optimizer in optimizers.each_of(self._program.optimizer)]
+        return [self._program.model.optimizer, *rates]
 
     def _remembered(self, saved: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
         """The memory of each: of the same one in the same place, or else of the only one of its name."""
