@@ -440,11 +440,11 @@ def linear(input_shape, classes, factor=None, decays=None, built=False, steps=0)
 
 
 class Scale(keras.layers.Layer):
-    '''Numbers alone, one of them trained.'''
+    '''Numbers alone, one of them trained, of one name.'''
 
     def build(self, shape):
-        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
-        self.mean = self.add_weight(shape=(), initializer="zeros", name="mean", trainable=False)
+        self.scale = self.add_weight(shape=(), initializer="ones", name="number")
+        self.mean = self.add_weight(shape=(), initializer="zeros", name="number", trainable=False)
 
     def call(self, x, training=False):
         if training:

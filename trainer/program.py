@@ -18,7 +18,6 @@ from input_pipeline.dataset import Dataset
 from input_pipeline.source import Example, named_weights
 from trainer import optimizers, policy
 from trainer.config import Config
-from trainer.errors import UserError
 from trainer.objective import building, draws, inputs
 from trainer.objective.lookups import looked_up, out_of_range
 from trainer.objective.losses import compile_model
@@ -129,23 +128,19 @@ class Program:
 
     @functools.cached_property  # for it takes milliseconds where there are thousands, each of which asks for it
     def variables(self) -> dict[str, keras.Variable]:
-        """All variables of the run by path: the model's and the optimizer's, without seed generators."""
+        """All variables of the run by path: the model's and the optimizer's, without seed generators.
+
+        Those of one path are numbered: parts of a layer that builds them itself may have the names of another's, and
+        Adafactor's factors have those of the layers' variables: kernel, kernel, ...
+        """
+        variables = dict[str, keras.Variable]()
         own = [*self.model.trainable_variables, *self.objective.state_variables]
-        variables = {v.path: v for v in own}
-        if len(variables) != len(own):
-            paths = [v.path for v in own]
-            twice = sorted({path for path in paths if paths.count(path) > 1})
-            raise UserError(
-                "model",
-                self.config.model,
-                f"has several variables of one path: {', '.join(twice)}",
-                "give each layer a name of its own",
-            )
-        for variable in self.optimizer.variables:
-            path, number = f"optimizer/{variable.path}", itertools.count(1)
-            while path in variables:  # Adafactor's factors have the names of the layers' variables: kernel, kernel, ...
-                path = f"optimizer/{variable.path}:{next(number)}"
-            variables[path] = variable
+        for prefix, some in (("", own), ("optimizer/", self.optimizer.variables)):
+            for variable in some:
+                path, number = prefix + variable.path, itertools.count(1)
+                while path in variables:
+                    path = f"{prefix}{variable.path}:{next(number)}"
+                variables[path] = variable
         return variables
 
     def architecture(self) -> str:
