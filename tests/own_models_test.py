@@ -513,6 +513,16 @@ class Recompile(keras.callbacks.Callback):
         self.model.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
 
 
+class Scales(keras.callbacks.Callback):
+    '''Sets all up when training begins, and more at each epoch.'''
+
+    def on_train_begin(self, logs=None):
+        self.model.layers[-1].kernel.assign(0.5 * self.model.layers[-1].kernel)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.layers[-1].bias.assign(self.model.layers[-1].bias + 0.1)
+
+
 def falling():
     return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8)
 
@@ -1091,9 +1101,10 @@ def test_a_callback_can_use_the_model(where, project):
     assert summary(project / "used")["weights_sha256"] == summary(project / "left_alone")["weights_sha256"]
 
 
-def test_a_callback_s_rate_does_not_fall_anew_at_each_start(project):
-    """on_epoch_begin() is called at each start, so that callbacks are ready; the rate is the checkpoint's."""
-    flags = ("--backend=jax", "--dataset=my_project:data", "--model=my_project:net", "--callbacks=my_project:falling")
+def test_what_callbacks_set_at_a_beginning_is_not_set_anew_at_each_start(project):
+    """on_train_begin() and on_epoch_begin() are called then, so that callbacks are ready; variables stay as saved."""
+    flags = ("--backend=jax", "--dataset=my_project:data", "--model=my_project:net")
+    flags += ("--callbacks=my_project:falling", "--callbacks=my_project:Scales")
     trainer(*flags, "--steps=60", "--run_dir=whole", cwd=project)
     for steps in (10, 60):
         trainer(*flags, f"--steps={steps}", "--run_dir=cut", cwd=project)

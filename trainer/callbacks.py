@@ -57,20 +57,19 @@ class Callbacks(keras.callbacks.CallbackList):
         Returns:
           Whether they are those of the checkpoint. If not, those of the same names have their memory back.
         """
-        rates = [o._learning_rate for o in optimizers.each_of(self._program.optimizer)]
-        before = [(rate, np.array(self._program.to_host(rate))) for rate in rates if isinstance(rate, keras.Variable)]
         for callback in self.callbacks:
             if saved is not None and isinstance(callback, keras.callbacks.CSVLogger):
                 _go_on(callback, epoch)
-        self.on_train_begin()
-        self._fresh = self._plain()
-        remembered = self._remembered(saved or [])
-        for callback, memory in zip(self.callbacks, remembered, strict=True):
-            vars(callback).update(memory or {})
-        self.on_epoch_begin(epoch)
+        with self._program.remembered() as before:
+            self.on_train_begin()
+            self._fresh = self._plain()
+            remembered = self._remembered(saved or [])
+            for callback, memory in zip(self.callbacks, remembered, strict=True):
+                vars(callback).update(memory or {})
+            self.on_epoch_begin(epoch)
         if saved is not None and None not in remembered:
-            for rate, value in before:  # what they do to it at an epoch's begin was done before the checkpoint
-                self._program.assign(rate, value.__getitem__)
+            for variable, value in before:  # what they do at a beginning was done before the checkpoint
+                self._program.assign(variable, value.__getitem__)
         return saved is None or [each.get("spec") for each in saved] == self._specs
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:

@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -169,6 +170,24 @@ class Program:
           what copies it, in any thread but before the next step; the copies hold until the next snapshot.
         """
         return self.copy({path: self.held(v) for path, v in self.variables.items()})
+
+    @contextlib.contextmanager
+    def remembered(self) -> Iterator[list[tuple[keras.Variable, np.ndarray]]]:
+        """Gives the variables of the run that are assigned to within it, with their values before.
+
+        All processes call it together, and assign to the same ones.
+        """
+        left, before = set(map(id, self.variables.values())), list[tuple[keras.Variable, np.ndarray]]()
+        assign = keras.Variable.assign
+
+        def assigning(variable: keras.Variable, value: Any) -> Any:
+            if id(variable) in left:
+                left.remove(id(variable))
+                before.append((variable, np.array(self.to_host(variable))))
+            return assign(variable, value)
+
+        with mock.patch.object(keras.Variable, "assign", assigning):
+            yield before
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
