@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 from keras.src.callbacks.monitor_callback import MonitorCallback
 
 from input_pipeline.dataset import Dataset
@@ -14,6 +13,7 @@ from trainer import optimizers, plugins
 from trainer.clock import Clock
 from trainer.errors import UserError
 from trainer.program import Program
+from trainer.storage.progress import OTHER, plain
 
 _SETTING = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)  # the learning rate
 _KNOWN = {
@@ -26,7 +26,7 @@ _SAVING = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
 
 
 class Callbacks(keras.callbacks.CallbackList):
-    """A run's callbacks. What they have changed of their public numbers and strings is remembered over restarts.
+    """A run's callbacks. What they have changed of their plain public attributes is remembered over restarts.
 
     Args:
       callbacks: Keras's.
@@ -64,13 +64,18 @@ class Callbacks(keras.callbacks.CallbackList):
             self.on_train_begin()
             self._fresh = self._plain()
             remembered = self._remembered(saved or [])
-            for callback, memory in zip(self.callbacks, remembered, strict=True):
-                vars(callback).update(memory or {})
+            self._recall(remembered)
             self.on_epoch_begin(epoch)
+            self._recall(remembered)
         if saved is not None and None not in remembered:
-            for variable, value in before:  # what they do at a beginning was done before the checkpoint
+            for variable, value in before:  # what they do at an epoch's begin was done before the checkpoint
                 self._program.assign(variable, value.__getitem__)
         return saved is None or [each.get("spec") for each in saved] == self._specs
+
+    def _recall(self, memories: Sequence[dict[str, Any] | None]) -> None:
+        for callback, fresh, memory in zip(self.callbacks, self._fresh, memories, strict=True):
+            if memory is not None:
+                vars(callback).update(plain(fresh | memory))  # a copy, for they may add to their lists
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         super().on_train_batch_end(batch, logs)
@@ -124,16 +129,9 @@ class Callbacks(keras.callbacks.CallbackList):
         return [{"spec": spec, "memory": memory} for spec, memory in zip(self._specs, changed, strict=True)]
 
     def _plain(self) -> list[dict[str, Any]]:
-        """The public attributes of each that are numbers, strings or None."""
-        kinds = (int, float, str, bool, type(None))
-
-        def value(v: Any) -> Any:
-            return v.item() if isinstance(v, np.generic) else v
-
-        return [
-            {k: value(v) for k, v in vars(c).items() if not k.startswith("_") and isinstance(value(v), kinds)}
-            for c in self.callbacks
-        ]
+        """The public attributes of each that are plain."""
+        each = ({k: plain(v) for k, v in vars(c).items() if not k.startswith("_")} for c in self.callbacks)
+        return [{k: v for k, v in attributes.items() if v is not OTHER} for attributes in each]
 
 
 def _go_on(log: keras.callbacks.CSVLogger, epoch: int) -> None:
