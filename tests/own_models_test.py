@@ -513,6 +513,24 @@ class Recompile(keras.callbacks.Callback):
         self.model.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
 
 
+class Noisy(keras.optimizers.SGD):
+    '''Langevin dynamics, nearly.'''
+
+    def __init__(self, rate):
+        super().__init__(rate)
+        self.seed = keras.random.SeedGenerator()
+
+    def update_step(self, gradient, variable, learning_rate):
+        noise = keras.random.normal(variable.shape, seed=self.seed)
+        super().update_step(gradient + noise, variable, learning_rate)
+
+
+def shaken(input_shape, classes):
+    model = keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
+    model.compile(Noisy(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 class Scales(keras.callbacks.Callback):
     '''Sets all up when training begins, and more at each epoch.'''
 
@@ -838,6 +856,17 @@ def test_a_loss_uses_the_model_s_variables(project):
         found.append(summary(run)["final"] | dict(enumerate(curve(run))))
     assert all(value == pytest.approx(found[1][name], rel=1e-5) for name, value in found[0].items())
     assert found[0]["val_seen"] == 11 and abs(found[0]["val_log_variance"]) > 0.01
+
+
+def test_an_optimizer_s_noise_follows_from_the_step(project):
+    """Whatever the devices, the backend and the starts."""
+    curves = []
+    for i, (where, ends) in enumerate(((["--strategy=mirrored", "--devices=2"], [10]), (["--backend=jax"], [4, 10]))):
+        flags = (*where, "--model=my_project:shaken", "--replicas=2", "--log_every=1", f"--run_dir={project / str(i)}")
+        for steps in ends:
+            trainer(*flags, f"--steps={steps}", cwd=project)
+        curves.append(curve(project / str(i)))
+    assert deviation(*curves) <= 1e-5
 
 
 @pytest.mark.long

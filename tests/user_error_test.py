@@ -133,6 +133,28 @@ class Centred(keras.optimizers.Adam):
         return super().apply_gradients([(g - keras.ops.mean(g), variable) for g, variable in grads_and_vars])
 
 
+class Noisy(keras.optimizers.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient + keras.random.normal(variable.shape), variable, learning_rate)
+
+
+class NoisyAtOnce(keras.optimizers.SGD):
+    def __init__(self, rate):
+        super().__init__(rate)
+        self.seed = keras.random.SeedGenerator()
+
+    def apply(self, grads, trainable_variables=None):
+        noisy = [g + keras.random.normal(g.shape, seed=self.seed) for g in grads]
+        super().apply(noisy, trainable_variables)
+
+
+def shaken(input_shape, classes, at_once=False):
+    model = linear(input_shape, classes)
+    optimizer = NoisyAtOnce(0.1) if at_once else Noisy(0.1)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 def centred(input_shape, classes):
     model = linear(input_shape, classes)
     model.compile(Centred(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -775,6 +797,8 @@ def project(tmp_path):
         (["--model=user_project:noisy(seed='own')"], ["from no layer's seed", "SeedGenerator"]),
         (["--backend=tensorflow", "--model=user_project:noisy"], ["from no layer's seed", "SeedGenerator"]),
         (["--backend=tensorflow", "--model=user_project:noisy(seed='tensorflow')"], ["from no layer's seed"]),
+        (["--model=user_project:shaken"], ["in update_step() of Noisy from no seed", "SeedGenerator"]),
+        (["--model=user_project:shaken(at_once=True)"], ["NoisyAtOnce, of which apply()", "in update_step()"]),
         (["--model=user_project:frozen"], ["no trainable variables, of 2", "trainable=True"]),
         (["--model=user_project:eager"], ["run_eagerly=True"]),
         (

@@ -220,7 +220,7 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     peers.agree({"the model's layers (does build() go through a set? each has its own order)": program.architecture()})
     if training:
         optimizers.check_trains(config, program.optimizer)
-    program.objective.generator = philox.GENERATORS[keras.config.backend()]
+    program.draw_from(philox.GENERATORS[keras.config.backend()])
     strategy.compile(program)
     parts = Assembly(config, data, steps, strategy, program, peers, max(peers.gather(pace)))
     parts.check_arrays()

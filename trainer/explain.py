@@ -46,7 +46,7 @@ def run(config: Config) -> int:
     replicas = config.replicas or strategy.devices
     config.check_batch(strategy.devices, replicas)
     program = Program(config, data, max(1, config.steps), replicas, strategy.scope())
-    program.objective.generator = philox.GENERATORS["jax"]
+    program.draw_from(philox.GENERATORS["jax"])
     strategy.compile(program)
     print(_arithmetic(config, data, strategy, program))
     print(_variables(program, strategy))

@@ -37,7 +37,7 @@ def create(config: Config, model: keras.Model, steps: int) -> keras.optimizers.O
             raise UserError(flag, value, reason, "set it in compile(), or name the optimizer, too: --optimizer=adam")
     if any(each.gradient_accumulation_steps for each in each_of(optimizer)):
         raise UserError(
-            *_whose(config),
+            *whose(config),
             "accumulates gradients in its optimizer, which would change the run with the number of devices",
             "use --replicas: more logical replicas than devices accumulate",
         )
@@ -65,19 +65,19 @@ def check_trains(config: Config, optimizer: keras.optimizers.Optimizer) -> None:
         kinds = [kind for kind in type(each).__mro__ if not kind.__module__.startswith("keras.")]
         if own := [name for name in _NOT_CALLED for kind in kinds if name in vars(kind)]:
             raise UserError(
-                *_whose(config),
+                *whose(config),
                 f"trains by {type(each).__name__} with {own[0]}() of its own, which a step does not call",
                 "change update_step(gradient, variable, learning_rate), or apply(grads, trainable_variables)",
             )
         if keras.config.backend() == "tensorflow" and type(each).__name__ in _WRONG_ON_TENSORFLOW:
             raise UserError(
-                *_whose(config),
+                *whose(config),
                 f"trains by Keras's {type(each).__name__}, which mixes up its variables' values on TensorFlow",
                 "use --backend=jax, or another optimizer, such as adamw",
             )
         if wrong := _is_no_function(each._learning_rate, each.iterations):
             raise UserError(
-                *_whose(config),
+                *whose(config),
                 f"its schedule {type(each._learning_rate).__name__} {wrong}",
                 "compute the rate from the step alone, by keras.ops: ops.where(step < 10, a, b) in the place of an if",
             )
@@ -101,7 +101,7 @@ def _is_no_function(schedule: Any, iterations: keras.Variable) -> str:
     return ""
 
 
-def _whose(config: Config) -> tuple[str, str]:
+def whose(config: Config) -> tuple[str, str]:
     """Which flag an optimizer comes from, and its value."""
     return ("optimizer", config.optimizer) if config.optimizer else ("model", config.model)
 

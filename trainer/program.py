@@ -19,9 +19,10 @@ from input_pipeline.dataset import Dataset
 from input_pipeline.source import Example, named_weights
 from trainer import optimizers, policy
 from trainer.config import Config
-from trainer.objective import building, draws, inputs
+from trainer.objective import building, draws, inputs, updates
 from trainer.objective.lookups import looked_up, out_of_range
 from trainer.objective.losses import compile_model
+from trainer.objective.randomness import Generator
 from trainer.serialized import serialized, without_tensorflow
 from trainer.step import Objective
 from trainer.storage.shards import Index, Piece, everything
@@ -86,6 +87,13 @@ class Program:
         skips, scaled = policy.parse(config.on_nan).name == "skip", hasattr(self.optimizer, "dynamic_scale")
         self.objective = Objective(self.model, losses, metrics, skips, scaled, self._computed)
         self._constant: float | None = None  # the learning rate, where it is
+
+    def draw_from(self, generator: Generator) -> None:
+        """Has layers and the optimizer draw their random numbers from it."""
+        self.objective.generator = generator
+        for each in optimizers.each_of(self.optimizer):
+            iterations, whose = self.optimizer.iterations, optimizers.whose(self.config)
+            updates.key(each, iterations, self.config.seed, generator, whose)
 
     def check_takes(self, spec: Example) -> None:
         """Traces an evaluation of one such example.

@@ -24,11 +24,9 @@ from input_pipeline.pipeline import Batch
 from trainer.objective import logits, lookups
 from trainer.objective.calling import stateless_call
 from trainer.objective.purity import pure
-from trainer.objective.randomness import Generator, drawn_from, is_seed
+from trainer.objective.randomness import GOLDEN, Generator, drawn_from, is_seed
 from trainer.objective.weighing import Losses
 from trainer.sums import NEVER, Counts, Outcome, Sums, Tensor, Totals, is_integer, is_overwritten
-
-_GOLDEN = 0x9E3779B9
 
 
 class Objective:
@@ -135,7 +133,7 @@ class Objective:
         for j, a_seed in enumerate(self._is_seed):
             if a_seed:
                 dtype = self.model.non_trainable_variables[j].dtype
-                offset = ops.convert_to_tensor([j * _GOLDEN % 2**32, 0], dtype)
+                offset = ops.convert_to_tensor([j * GOLDEN % 2**32, 0], dtype)
                 values.append(ops.cast(key, dtype) + offset)
             else:
                 values.append(next(remaining))

@@ -32,9 +32,8 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
     add_update, get_current_value = keras.StatelessScope.add_update, keras.StatelessScope.get_current_value
     changed: list[Any] = []  # noted, for Keras would wrap what is raised inside a layer
     used: list[Any] = []
-    drawn: list[Any] = []
+    drawn: list[bool] = []
     asked: list[str] = []
-    thread = threading.get_ident()  # others may read data
 
     def noting(scope: Any, update: tuple[Any, Any]) -> None:
         add_update(scope, update)
@@ -44,18 +43,6 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
         if variable.trainable:
             used.append(variable)
         return get_current_value(scope, variable)
-
-    def seed_of_tensorflow(seed: int | None) -> tuple[int, int]:
-        drawn.append(seed)
-        return 0, 1
-
-    def of_host(draw: Callable[..., Any]) -> Callable[..., Any]:
-        def drawing(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == thread:
-                drawn.append(draw)
-            return draw(*args, **kwargs)
-
-        return drawing
 
     def asking(name: str) -> Callable[..., Any]:
         def ask(*args: Any, **kwargs: Any) -> Any:
@@ -67,17 +54,10 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(keras.StatelessScope, "add_update", noting))
         stack.enter_context(mock.patch.object(keras.StatelessScope, "get_current_value", reading))
-        # Keras's own is refused by Keras on JAX alone.
-        stack.enter_context(mock.patch.object(keras_seeds, "global_seed_generator", keras_seeds.SeedGenerator))
-        if keras.config.backend() == "tensorflow":  # what its stateful operations ask
-            of_tensorflow = "tensorflow.python.framework.random_seed.get_seed"
-            stack.enter_context(mock.patch(of_tensorflow, seed_of_tensorflow))
+        stack.enter_context(unkeyed(lambda: drawn.append(True)))
+        if keras.config.backend() == "tensorflow":
             for name in ("merge_call", "all_reduce", "all_gather"):
                 stack.enter_context(mock.patch.object(_context_of_device(), name, asking(name)))
-        for module, generator in ((random, random._inst), (np.random, np.random.mtrand._rand)):
-            for name, draw in list(vars(module).items()):
-                if getattr(draw, "__self__", None) is generator:
-                    stack.enter_context(mock.patch.object(module, name, of_host(draw)))
         try:
             yield
         except Exception:
@@ -120,6 +100,42 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
             "make it, or the layer that has it, an attribute of the model or a layer: a Lambda's, or another object's, "
             "is not seen; what is to stay as it is, is made with trainable=False",
         )
+
+
+@contextlib.contextmanager
+def unkeyed(note: Callable[[], None]) -> Iterator[None]:
+    """Within it, `note` is called when this thread draws random numbers from a state that is no layer's.
+
+    Of Keras's own state, or of Python's or numpy's, a compiled step would draw the same for ever; that of TensorFlow's
+    is in no checkpoint.
+    """
+    thread = threading.get_ident()  # others may read data
+
+    def of_keras() -> keras.random.SeedGenerator:  # refused by Keras on JAX alone
+        note()
+        return keras.random.SeedGenerator()
+
+    def of_tensorflow(seed: int | None) -> tuple[int, int]:
+        note()
+        return 0, 1
+
+    def of_host(draw: Callable[..., Any]) -> Callable[..., Any]:
+        def drawing(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread:
+                note()
+            return draw(*args, **kwargs)
+
+        return drawing
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(keras_seeds, "global_seed_generator", of_keras))
+        if keras.config.backend() == "tensorflow":  # what its stateful operations ask
+            stack.enter_context(mock.patch("tensorflow.python.framework.random_seed.get_seed", of_tensorflow))
+        for module, generator in ((random, random._inst), (np.random, np.random.mtrand._rand)):
+            for name, draw in list(vars(module).items()):
+                if getattr(draw, "__self__", None) is generator:
+                    stack.enter_context(mock.patch.object(module, name, of_host(draw)))
+        yield
 
 
 def _context_of_device() -> type:

@@ -17,6 +17,7 @@ from keras.src.backend import random as of_backend
 from keras.src.random.seed_generator import draw_seed
 
 Tensor = Any  # of the backend
+GOLDEN = 0x9E3779B9  # of 2**32: its multiples lie far from one another
 _TRIES = 8  # of a rejection sampler: less than one number in 10**10 needs more, and is then the first
 _DIGITS = {"bfloat16": 7, "float16": 10}  # binary ones of a fraction, so that none is rounded up to 1
 
