@@ -22,6 +22,12 @@ class Center(layers.Layer):
 class Noise(layers.Layer):
     def call(self, x): return x + np.random.normal(size=(1,)).astype("float32")
 
+class Warmup(layers.Layer):
+    calls = 0
+    def call(self, x):
+        self.calls += 1
+        return x * min(1.0, self.calls / 100)
+
 def net(extra, input_shape, classes):
     return keras.Sequential([keras.Input(input_shape), layers.Rescaling(1 / 255), layers.Flatten(),
                              layers.Dense(32, "relu"), *extra, layers.Dense(classes)])
@@ -42,6 +48,7 @@ class Chaos(layers.Layer):
         x = ops.sigmoid(x)
         for _ in range(7): x = 4 * x * (1 - x)  # the logistic map doubles what is apart
         return x
+def warming(input_shape, classes): return net([Warmup(name="warmup")], input_shape, classes)
 def chaotic(input_shape, classes): return net([Chaos()], input_shape, classes)
 
 def scaled(input_shape, classes):
@@ -111,6 +118,12 @@ def here(tmp_path):
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_planted_faults_are_named(flag, named, backend, here):
     assert named in trainer("probe", flag, f"--backend={backend}", cwd=here, code=1).stdout
+
+
+def test_a_number_that_call_counts_up_is_named(here):
+    """A compiled step has what it was when it was traced."""
+    out = trainer("probe", "--backend=jax", "--model=planted:warming", cwd=here, code=1).stdout
+    assert "'calls' of layer 'sequential/warmup': is changed in Python by each call()" in out and "add_weight" in out
 
 
 def test_random_numbers_in_evaluation_break_nothing(here):

@@ -83,8 +83,16 @@ def _model(parts: Assembly) -> list[Finding]:
     close, found = _closeness(model), []
     for training in (False, True):
         call = _caller(outputs, training)
-        once, twice, among_others = call(x), call(x), call(mixed)
         when = "in training" if training else "in evaluation, too"
+        once, numbers = call(x), _numbers(model)
+        twice, after = call(x), _numbers(model)
+        if counting := [name for name, number in after.items() if numbers.get(name) != number]:
+            problem = (
+                f"is changed in Python by each call() {when}: a compiled step does so once, when it is traced. Keep "
+                "it by self.add_weight(trainable=False), and assign to that"
+            )
+            return [Finding(counting[0], problem)]
+        among_others = call(mixed)
         differing = _first_difference(close, names, once, twice)
         if differing:
             problem = (
@@ -140,6 +148,16 @@ def _caller(model: keras.Model, training: bool) -> Callable[[Any], list[Any]]:
         return [ops.convert_to_numpy(ops.cast(o, "float32")) for o in keras.tree.flatten(outputs)]
 
     return call
+
+
+def _numbers(model: keras.Model) -> dict[str, int | float]:
+    """The numbers that layers have as attributes, by name."""
+    return {
+        f"{name!r} of layer {layer.path!r}": value
+        for layer in model._flatten_layers()
+        for name, value in vars(layer).items()
+        if type(value) in (int, float)
+    }
 
 
 def _first_difference(close: Close, names: Sequence[str], a: Sequence[Any], b: Sequence[Any]) -> str:

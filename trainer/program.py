@@ -22,7 +22,7 @@ from trainer.config import Config
 from trainer.objective import building, draws, inputs, updates
 from trainer.objective.lookups import looked_up, out_of_range
 from trainer.objective.losses import compile_model
-from trainer.objective.randomness import Generator
+from trainer.objective.randomness import GOLDEN, Generator
 from trainer.serialized import serialized, without_tensorflow
 from trainer.step import Objective
 from trainer.storage.shards import Index, Piece, everything
@@ -90,10 +90,10 @@ class Program:
 
     def draw_from(self, generator: Generator) -> None:
         """Has layers and the optimizer draw their random numbers from it."""
-        self.objective.generator = generator
+        self.objective.generator, seed = generator, self.config.seed
         for each in optimizers.each_of(self.optimizer):
-            iterations, whose = self.optimizer.iterations, optimizers.whose(self.config)
-            updates.key(each, iterations, self.config.seed, generator, whose)
+            updates.key(each, self.optimizer.iterations, seed, generator, optimizers.whose(self.config))
+            seed += len(each._trainable_variables) * GOLDEN  # the next one's variables have numbers of their own
 
     def check_takes(self, spec: Example) -> None:
         """Traces an evaluation of one such example.

@@ -28,7 +28,7 @@ def key(
     Args:
       optimizer: built.
       iterations: the number of the step.
-      seed: the run's.
+      seed: the run's, or another multiple of GOLDEN after it for each variable of the optimizers before this one.
       generator: what random numbers are made from.
       whose: the flag that the optimizer comes from, and its value, for errors.
     """
