@@ -6,6 +6,8 @@ Here on CPUs, where it is not what a run takes, but possible.
 import subprocess
 import sys
 
+import pytest
+
 from tests.running import REPOSITORY, environment
 
 COPY = """
@@ -104,6 +106,7 @@ assert jax_flops.count(attend, jax.ShapeDtypeStruct(x.shape, x.dtype)) == pytest
 """
 
 
+@pytest.mark.long
 def test_accelerators_ways_on_a_cpu():
     arguments = [sys.executable, "-c", COPY]
     out = subprocess.run(arguments, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)

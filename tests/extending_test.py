@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pytest
 
 from tests.forks import trainer
 from tests.running import REPOSITORY, curve, deviation, summary
@@ -39,6 +40,7 @@ def test_a_trained_model_is_tuned_further(tmp_path):
     assert whole["weights_sha256"] == cut["weights_sha256"] and whole["final"]["test_accuracy"] > 0.7
 
 
+@pytest.mark.long
 def test_tokens_of_another_program(tmp_path):
     write_example(tmp_path, "my_tokens", "data")
     for name, tokens in (("train", 2000), ("val", 200)):

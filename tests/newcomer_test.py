@@ -6,6 +6,7 @@ import signal
 import subprocess
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from input_pipeline import digits
@@ -109,6 +110,7 @@ for name in ("stat", "open", "listdir", "scandir"):
 """
 
 
+@pytest.mark.long
 def test_without_what_linux_alone_has(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(ELSEWHERE)
     path = {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}

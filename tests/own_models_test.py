@@ -774,6 +774,7 @@ def test_a_model_that_is_sure_and_wrong(project):
     assert max(deviation(curves[0], each) for each in curves) <= 1e-5
 
 
+@pytest.mark.long
 def test_segmentation(project):
     """Metrics of pixels, under weights of examples: the padding of an evaluation's last batch counts for nothing."""
     flags = ("--dataset=my_project:masks", "--model=my_project:segmentation", "--steps=40", "--replicas=2")
@@ -932,6 +933,7 @@ def test_a_lambda_is_known_by_what_it_computes():
     assert len({known(text), known(text.replace("255", "254")), known(text.replace("/", "*")), known("len")}) == 4
 
 
+@pytest.mark.long
 def test_what_keras_overwrites_with_its_gradient(project):
     """The scales of float8: what replicas give them is neither added up nor weighed, sharded or not."""
     model = ("--dataset=my_project:weighted", "--model=my_project:in_8_bits")
@@ -1227,6 +1229,7 @@ def test_what_callbacks_are_told_of_an_epoch_is_of_all_its_steps(tmp_path):
             assert of_parts[name] == pytest.approx(told[name], rel=1e-6)
 
 
+@pytest.mark.long
 def test_what_keras_s_callbacks_tell_is_told_once(tmp_path):
     """By one process of several, and after a checkpoint was lost: each epoch once, and none that was told before."""
     table, board = tmp_path / "epochs.csv", tmp_path / "board"

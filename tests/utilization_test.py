@@ -48,6 +48,7 @@ def counted(backend: str) -> dict[str, float]:
     return dict(json.loads(out.stdout.splitlines()[-1]))
 
 
+@pytest.mark.long
 def test_operations_of_a_step():
     jax, tensorflow = counted("jax"), counted("tensorflow")
     # Forward, gradients of the weights, and of the inputs, which the first layer's are not asked for.
