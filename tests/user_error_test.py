@@ -148,9 +148,17 @@ class NoisyAtOnce(keras.optimizers.SGD):
         super().apply(noisy, trainable_variables)
 
 
-def shaken(input_shape, classes, at_once=False):
+class Counting(keras.optimizers.SGD):
+    steps = 0
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.steps = self.steps + 1
+        super().update_step(gradient, variable, learning_rate / self.steps)
+
+
+def stepping(input_shape, classes, kind):
     model = linear(input_shape, classes)
-    optimizer = NoisyAtOnce(0.1) if at_once else Noisy(0.1)
+    optimizer = {"noisy": Noisy, "noisy at once": NoisyAtOnce, "counting": Counting}[kind](0.1)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 
@@ -797,8 +805,15 @@ def project(tmp_path):
         (["--model=user_project:noisy(seed='own')"], ["from no layer's seed", "SeedGenerator"]),
         (["--backend=tensorflow", "--model=user_project:noisy"], ["from no layer's seed", "SeedGenerator"]),
         (["--backend=tensorflow", "--model=user_project:noisy(seed='tensorflow')"], ["from no layer's seed"]),
-        (["--model=user_project:shaken"], ["in update_step() of Noisy from no seed", "SeedGenerator"]),
-        (["--model=user_project:shaken(at_once=True)"], ["NoisyAtOnce, of which apply()", "in update_step()"]),
+        (
+            ["--model=user_project:stepping(kind='counting')"],
+            ["changes 'steps' of Counting in update_step()", "iterations"],
+        ),
+        (["--model=user_project:stepping(kind='noisy')"], ["in update_step() of Noisy from no seed", "SeedGenerator"]),
+        (
+            ["--model=user_project:stepping(kind='noisy at once')"],
+            ["NoisyAtOnce, of which apply()", "in update_step()"],
+        ),
         (["--model=user_project:frozen"], ["no trainable variables, of 2", "trainable=True"]),
         (["--model=user_project:eager"], ["run_eagerly=True"]),
         (

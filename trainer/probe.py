@@ -25,6 +25,7 @@ from trainer.errors import OK
 from trainer.objective import logits, trial
 from trainer.objective.calling import stateless_call
 from trainer.objective.inputs import taken
+from trainer.objective.purity import numbers
 from trainer.objective.randomness import is_seed
 from trainer.peers import Peers
 from trainer.sums import is_overwritten
@@ -84,9 +85,9 @@ def _model(parts: Assembly) -> list[Finding]:
     for training in (False, True):
         call = _caller(outputs, training)
         when = "in training" if training else "in evaluation, too"
-        once, numbers = call(x), _numbers(model)
+        once, before = call(x), _numbers(model)
         twice, after = call(x), _numbers(model)
-        if counting := [name for name, number in after.items() if numbers.get(name) != number]:
+        if counting := [name for name, number in after.items() if before.get(name) != number]:
             problem = (
                 f"is changed in Python by each call() {when}: a compiled step does so once, when it is traced. Keep "
                 "it by self.add_weight(trainable=False), and assign to that"
@@ -152,12 +153,8 @@ def _caller(model: keras.Model, training: bool) -> Callable[[Any], list[Any]]:
 
 def _numbers(model: keras.Model) -> dict[str, int | float]:
     """The numbers that layers have as attributes, by name."""
-    return {
-        f"{name!r} of layer {layer.path!r}": value
-        for layer in model._flatten_layers()
-        for name, value in vars(layer).items()
-        if type(value) in (int, float)
-    }
+    layers = model._flatten_layers()
+    return {f"{name!r} of layer {each.path!r}": value for each in layers for name, value in numbers(each).items()}
 
 
 def _first_difference(close: Close, names: Sequence[str], a: Sequence[Any], b: Sequence[Any]) -> str:

@@ -138,6 +138,11 @@ def unkeyed(note: Callable[[], None]) -> Iterator[None]:
         yield
 
 
+def numbers(thing: Any) -> dict[str, int | float]:
+    """Its attributes that are Python's numbers, by name: a step changes them once, when it is traced."""
+    return {name: value for name, value in vars(thing).items() if type(value) in (int, float)}
+
+
 def _context_of_device() -> type:
     """The class of what tf.distribute tells a device of itself."""
     import tensorflow as tf

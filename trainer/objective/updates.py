@@ -1,4 +1,4 @@
-"""What an optimizer of the user's own draws, such as noise on gradients: from its seeds and the step alone.
+"""What an optimizer of the user's own draws, such as noise on gradients, follows from its seeds and the step alone.
 
 Keras keeps the states of its seeds among no variables: on JAX the noise of all steps would be one, and on TensorFlow a
 start would begin it anew. It is no logical replica's: each device updates its copy of a variable by the same numbers.
@@ -12,7 +12,7 @@ import keras
 from keras import ops
 
 from trainer.errors import UserError
-from trainer.objective.purity import unkeyed
+from trainer.objective.purity import numbers, unkeyed
 from trainer.objective.randomness import GOLDEN, Generator, drawn_from
 
 
@@ -46,14 +46,20 @@ def key(
         raise UserError(*whose, f"{reason}: they would be the same at each step, or others on each device", fix)
 
     def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
-        numbers = itertools.count(seed + optimizer._get_variable_index(variable) * GOLDEN)
+        numbered = itertools.count(seed + optimizer._get_variable_index(variable) * GOLDEN)
 
         def following(of: keras.random.SeedGenerator, ordered: bool = True) -> Any:
-            number, step = next(numbers) + (of._initial_seed or 0), ops.cast(iterations.value, of.state.dtype)
+            number, step = next(numbered) + (of._initial_seed or 0), ops.cast(iterations.value, of.state.dtype)
             return ops.stack([ops.convert_to_tensor(number % 2**32, of.state.dtype), step])
 
-        keyed = mock.patch.object(keras.random.SeedGenerator, "next", following)
+        before, keyed = numbers(optimizer), mock.patch.object(keras.random.SeedGenerator, "next", following)
         with keyed, unkeyed(refuse), drawn_from(generator):
             update(gradient, variable, learning_rate)
+        if changed := [name for name, value in numbers(optimizer).items() if before.get(name, value) != value]:
+            raise UserError(
+                *whose,
+                f"changes {changed[0]!r} of {kind.__name__} in update_step(), in Python: a compiled step does so once",
+                "compute it from self.iterations, or keep it in a variable, made in build() by self.add_variable()",
+            )
 
     optimizer.update_step = update_step
