@@ -195,6 +195,18 @@ def hiding(input_shape, classes):
     return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes), hidden])
 
 
+def placed(input_shape, classes):
+    with keras.distribution.DataParallel(devices=["cpu:0"]).scope():
+        return linear(input_shape, classes)
+
+
+def mirrored(input_shape, classes):
+    import tensorflow as tf
+
+    with tf.distribute.MirroredStrategy().scope():
+        return linear(input_shape, classes)
+
+
 class Synchronous(keras.layers.Layer):
     def compute_output_spec(self, x):
         return keras.KerasTensor(x.shape, x.dtype)
@@ -830,6 +842,8 @@ def project(tmp_path):
             ["uses temperature in call() or a loss", "attribute of the model"],
         ),
         (["--model=user_project:lossy(how='changes')"], ["changes temperature in call() or a loss", "add_weight()"]),
+        (["--model=user_project:placed"], ["says by keras.distribution", "--strategy, --devices and --layout"]),
+        (["--backend=tensorflow", "--model=user_project:mirrored"], ["or tf.distribute what runs where"]),
         (["--model=user_project:measuring"], ["changes activity/total in call() or a loss", "compile()"]),
         (["--model=user_project:hashing"], ["hashing (Hashing)", "TensorFlow", "the source"]),
         (["--model=user_project:wide"], ["computes in float64", "JAX in 32 bits"]),

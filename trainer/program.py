@@ -19,7 +19,7 @@ from input_pipeline.dataset import Dataset
 from input_pipeline.source import Example, named_weights
 from trainer import optimizers, policy
 from trainer.config import Config
-from trainer.objective import building, draws, inputs, updates
+from trainer.objective import building, draws, inputs, placed, updates
 from trainer.objective.lookups import looked_up, out_of_range
 from trainer.objective.losses import compile_model
 from trainer.objective.randomness import GOLDEN, Generator
@@ -72,7 +72,8 @@ class Program:
         random.seed(config.seed)
         np.random.seed(config.seed % 2**32)
         with scope, draws.on_host(), without_tensorflow():
-            self.model, y, y_pred = building.build(config, dataset)
+            with placed.by_flags(config.model):
+                self.model, y, y_pred = building.build(config, dataset)
             self.optimizer = optimizers.create(config, self.model, steps)
             optimizers.build(self.optimizer, self.model.trainable_variables)
         self.config = config
