@@ -314,6 +314,17 @@ class Distilled(keras.Model):
         return found
 
 
+class Judged(keras.metrics.Mean):
+    '''By another model, as of images that were made.'''
+
+    def __init__(self):
+        super().__init__(name="judged")
+        self.judge = keras.Sequential([keras.Input((10,)), keras.layers.Dense(1, kernel_initializer="ones")])
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        super().update_state(self.judge(y_pred)[:, 0], sample_weight)
+
+
 class Weighing(keras.Model):
     '''Learns what its loss weighs (Kendall et al. 2018), and counts what the loss has seen.'''
 
@@ -334,7 +345,7 @@ class Weighing(keras.Model):
         def seen(y, y_pred):
             return keras.ops.zeros_like(y_pred[:, 0]) + self.seen
 
-        self.compile(keras.optimizers.SGD(0.01), weighed, metrics=[log_variance, seen])
+        self.compile(keras.optimizers.SGD(0.01), weighed, metrics=[log_variance, seen, Judged()])
 
     def call(self, x):
         return self.layer(x)

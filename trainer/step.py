@@ -89,7 +89,7 @@ class Objective:
           (objective, Sums with no gradients).
         """
         model = self.model
-        with self._traced(), logits.remembered(), _undivided():
+        with self._traced() as used, logits.remembered(), _undivided():
             outputs, non_trainable, own_losses = self._forward(trainable, state, batch["key"], batch["x"], training)
             values = zip(model.trainable_variables, trainable, strict=True)
             values_after = zip(model.non_trainable_variables, non_trainable, strict=True)
@@ -99,7 +99,9 @@ class Objective:
             # Losses and metrics may use the model's variables, too, as those do that a model learns to weigh by.
             with keras.StatelessScope([*values, *values_after]) as scope:
                 objective, weight, apart = self._losses(batch, y_pred, own_losses)
+                trained = len(used)
                 metrics = [*self._metric_sums(batch, y_pred, scope), *apart]
+                del used[trained:]
             non_trainable = [scope.get_current_value(v) for v in model.non_trainable_variables]
         new_state = [v for v, a_seed in zip(non_trainable, self._is_seed, strict=True) if not a_seed]
         sums = Sums(
@@ -117,11 +119,12 @@ class Objective:
             return self._forward(trainable, state, ops.zeros((2,), "uint32"), x, training=False)[0]
 
     @contextlib.contextmanager
-    def _traced(self) -> Iterator[None]:
+    def _traced(self) -> Iterator[list[Any]]:
         """Within it, what is the user's draws from the run's generator, and may do what a pure step may."""
         drawn = drawn_from(self.generator) if self.generator else contextlib.nullcontext()
-        with pure(self._losses.flag, self.model, self.metrics), drawn, lookups.nan_out_of_range(self._computed):
-            yield
+        with pure(self._losses.flag, self.model, self.metrics) as used, drawn:
+            with lookups.nan_out_of_range(self._computed):
+                yield used
 
     def _forward(self, trainable: list[Tensor], state: list[Tensor], key: Tensor, x: Any, training: bool) -> Any:
         """(outputs, new non-trainable values, the model's own losses)."""

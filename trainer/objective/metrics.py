@@ -43,12 +43,7 @@ _OF_PROBABILITIES = (
     confusion_metrics._ConfusionMatrixConditionCount,
 )
 # Functions of Keras's metrics that broadcast labels (batch,) against outputs (batch, 1).
-_OF_ONE_RANK = (
-    keras.losses.hinge,
-    keras.losses.kl_divergence,
-    keras.losses.poisson,
-    keras.losses.squared_hinge,
-)
+_OF_ONE_RANK = (keras.losses.hinge, keras.losses.kl_divergence, keras.losses.poisson, keras.losses.squared_hinge)
 _NO_SUMS = ("ConcordanceCorrelation", "PearsonCorrelation")  # Keras's own, but the mean over batches
 
 
@@ -124,11 +119,12 @@ def build_metrics(
 def _update(config: Config, model: keras.Model, metrics: CompileMetrics, symbols: Any) -> None:
     """Traces an update with symbolic labels, outputs and weights; the first one makes the metrics' variables."""
     try:
-        with pure(config.model, model, metrics), contextlib.ExitStack() as stack:
+        with pure(config.model, model, metrics) as used, contextlib.ExitStack() as stack:
             for metric in metrics.metrics:
                 if function := getattr(metric, "_fn", None):
                     stack.enter_context(mock.patch.object(metric, "_fn", _of_examples(function)))
             backend.compute_output_spec(lambda *args: metrics.update_state(*args) or args, *symbols)
+            used.clear()
     except (TypeError, ValueError) as error:
         if not metrics.built:
             reason = f"is compiled with metrics that are none, or not for its outputs: {error}"

@@ -16,12 +16,15 @@ from trainer.objective.randomness import is_seed
 
 
 @contextlib.contextmanager
-def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = None) -> Iterator[None]:
+def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = None) -> Iterator[list[Any]]:
     """Within it a model, its losses and metrics are traced; afterwards, what a step would lose of them is refused.
 
     Args:
       flag: which --model it is, for errors.
       model, metrics: those whose variables they may use; perhaps made meanwhile.
+
+    Yields:
+      The variables used so far; a metric's may be taken out, for it may judge by a model that is not trained here.
 
     Raises:
       UserError: a variable that is none of the model's has changed, such as a metric's, or was used though it is to be
@@ -59,7 +62,7 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
             for name in ("merge_call", "all_reduce", "all_gather"):
                 stack.enter_context(mock.patch.object(_context_of_device(), name, asking(name)))
         try:
-            yield
+            yield used
         except Exception:
             if not asked:
                 raise
