@@ -314,6 +314,12 @@ class Distilled(keras.Model):
         return found
 
 
+def tuned(input_shape, classes):
+    layers = [keras.layers.Flatten(), keras.layers.Dense(600, "relu"), keras.layers.Dense(600, "relu", trainable=False)]
+    normalized = keras.layers.BatchNormalization()  # which changes its statistics
+    return keras.Sequential([keras.Input(input_shape), *layers, normalized, keras.layers.Dense(classes)])
+
+
 class Judged(keras.metrics.Mean):
     '''By another model, as of images that were made.'''
 
@@ -868,6 +874,19 @@ def test_a_loss_uses_the_model_s_variables(project):
         found.append(summary(run)["final"] | dict(enumerate(curve(run))))
     assert all(value == pytest.approx(found[1][name], rel=1e-5) for name, value in found[0].items())
     assert found[0]["val_seen"] == 11 and abs(found[0]["val_log_variance"]) > 0.01
+
+
+def test_what_is_not_trained_is_not_moved(project):
+    """Such as a frozen backbone: it would be added up over the devices at each step."""
+    out = trainer("explain", "--model=my_project:tuned", "--strategy=device_mesh", "--devices=2", cwd=project).stdout
+    moved = re.search(r"all-reduce a step, ([\d.]+) kB", out)
+    assert moved and float(moved[1]) < 4 * (65 * 600 + 4 * 600 + 601 * 10 + 100) / 1000  # of 1,440 kB more
+    curves = []
+    for where in (["--backend=jax"], ["--strategy=mirrored", "--devices=2"]):
+        run, shared = project / where[0], ("--model=my_project:tuned", "--replicas=2", "--steps=5", "--log_every=1")
+        trainer(*where, *shared, "--optimizer=sgd", f"--run_dir={run}", cwd=project)
+        curves.append(curve(run))
+    assert deviation(*curves) <= 1e-5
 
 
 def test_an_optimizer_s_noise_follows_from_the_step(project):

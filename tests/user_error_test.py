@@ -207,6 +207,20 @@ def mirrored(input_shape, classes):
         return linear(input_shape, classes)
 
 
+class Fickle(keras.layers.Layer):
+    def build(self, shape):
+        self.table = self.add_weight(shape=(600, 600), trainable=False, name="table")
+
+    def call(self, x, training=False):
+        if training and x.shape[0] not in (None, 1):
+            self.table.assign(0.9 * self.table)
+        return x + keras.ops.mean(self.table)
+
+
+def fickle(input_shape, classes):
+    return keras.Sequential([keras.Input(input_shape), Fickle(name="fickle"), linear(input_shape, classes)])
+
+
 class Synchronous(keras.layers.Layer):
     def compute_output_spec(self, x):
         return keras.KerasTensor(x.shape, x.dtype)
@@ -844,6 +858,10 @@ def project(tmp_path):
         (["--model=user_project:lossy(how='changes')"], ["changes temperature in call() or a loss", "add_weight()"]),
         (["--model=user_project:placed"], ["says by keras.distribution", "--strategy, --devices and --layout"]),
         (["--backend=tensorflow", "--model=user_project:mirrored"], ["or tf.distribute what runs where"]),
+        (
+            ["--model=user_project:fickle"],
+            ["fickle/table in some of its calls in training", "the same variables each time"],
+        ),
         (["--model=user_project:measuring"], ["changes activity/total in call() or a loss", "compile()"]),
         (["--model=user_project:hashing"], ["hashing (Hashing)", "TensorFlow", "the source"]),
         (["--model=user_project:wide"], ["computes in float64", "JAX in 32 bits"]),

@@ -218,9 +218,10 @@ def assemble(config: Config, peers: Peers, recorded_replicas: int = 0, training:
     program = Program(config, data, steps, replicas, strategy.scope())
     # Variables are compared later, where what is computed of them is not seen.
     peers.agree({"the model's layers (does build() go through a set? each has its own order)": program.architecture()})
+    program.draw_from(philox.GENERATORS[keras.config.backend()])
     if training:
         optimizers.check_trains(config, program.optimizer)
-    program.draw_from(philox.GENERATORS[keras.config.backend()])
+        program.leave_what_stays()
     strategy.compile(program)
     parts = Assembly(config, data, steps, strategy, program, peers, max(peers.gather(pace)))
     parts.check_arrays()

@@ -47,6 +47,7 @@ def run(config: Config) -> int:
     config.check_batch(strategy.devices, replicas)
     program = Program(config, data, max(1, config.steps), replicas, strategy.scope())
     program.draw_from(philox.GENERATORS["jax"])
+    program.leave_what_stays()
     strategy.compile(program)
     print(_arithmetic(config, data, strategy, program))
     print(_variables(program, strategy))

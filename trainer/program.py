@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,6 +28,8 @@ from trainer.serialized import serialized, without_tensorflow
 from trainer.step import Objective
 from trainer.storage.shards import Index, Piece, everything
 from trainer.storage.snapshot import Copying, KeptCopies, Pieces
+
+_MUCH = 2**18  # numbers: to trace takes as long as some hundred sums of so many
 
 
 def set_defaults(precision: str) -> None:
@@ -76,14 +79,11 @@ class Program:
                 self.model, y, y_pred = building.build(config, dataset)
             self.optimizer = optimizers.create(config, self.model, steps)
             optimizers.build(self.optimizer, self.model.trainable_variables)
-        self.config = config
+        self.config, self._spec = config, dataset.spec
         self.as_compiled = not config.optimizer and optimizers.compiled_with(self.model) is not None
-        # Whether compile() of the user's model asked for XLA; JAX knows nothing else.
-        self.jit_compile = self.model.compiled and self.model._compile_config.config["jit_compile"] is True
-        # What an example's labels and inputs may be, where that is known.
-        losses, metrics, self.labels, self.doubts = compile_model(
-            config, dataset, self.model, self.optimizer, y, y_pred
-        )
+        self.jit_compile = self.model.compiled and self.model._compile_config.config["jit_compile"] is True  # XLA
+        compiled = compile_model(config, dataset, self.model, self.optimizer, y, y_pred)
+        losses, metrics, self.labels, self.doubts = compiled  # labels: what an example's may be, where that is known
         self.inputs, self._computed = looked_up(self.model, dataset.spec[0])
         skips, scaled = policy.parse(config.on_nan).name == "skip", hasattr(self.optimizer, "dynamic_scale")
         self.objective = Objective(self.model, losses, metrics, skips, scaled, self._computed)
@@ -102,11 +102,20 @@ class Program:
         Raises:
           ValueError, TypeError, RuntimeError: what the model, its losses or its metrics say against it.
         """
+        self._trace(spec, training=False)
+
+    def leave_what_stays(self) -> None:
+        """Traces a step where a model has much that is not trained: what it leaves as it is, is not added up."""
+        if sum(math.prod(v.shape) for v in self.objective.state.variables) >= _MUCH:
+            self._trace(self._spec, training=True)
+            self.objective.state.leave_what_stays()
+
+    def _trace(self, spec: Example, training: bool) -> None:
         x, y, *weight = inputs.symbols(spec)
         batch = {"x": x, "y": y, "key": keras.KerasTensor((2,), "uint32"), **named_weights(weight)}
         variables = (self.model.trainable_variables, self.objective.state_variables)
         values = [[keras.KerasTensor(v.shape, v.dtype) for v in some] for some in variables]
-        compute_output_spec(lambda t, s, batch: self.objective(t, s, batch, training=False)[0], *values, batch)
+        compute_output_spec(lambda t, s, batch: self.objective(t, s, batch, training)[0], *values, batch)
 
     def out_of_range(self, x: Any) -> str:
         """What examples look up, and has no row, in words; '' if nothing is found."""

@@ -23,10 +23,11 @@ from keras.src.losses import loss as keras_losses
 from input_pipeline.pipeline import Batch
 from trainer.objective import logits, lookups
 from trainer.objective.calling import stateless_call
-from trainer.objective.purity import pure
+from trainer.objective.purity import Noted, pure
 from trainer.objective.randomness import GOLDEN, Generator, drawn_from, is_seed
+from trainer.objective.state import State
 from trainer.objective.weighing import Losses
-from trainer.sums import NEVER, Counts, Outcome, Sums, Tensor, Totals, is_integer, is_overwritten
+from trainer.sums import NEVER, Counts, Outcome, Sums, Tensor, Totals, is_overwritten
 
 
 class Objective:
@@ -67,12 +68,12 @@ class Objective:
         # Of what is no gradient, there is no norm.
         self._descends = np.array([not is_overwritten(v) for v in model.trainable_variables], np.float32)
         self._is_seed = [is_seed(v) for v in model.non_trainable_variables]
+        self.state = State(losses.flag, model)
 
     @property
     def state_variables(self) -> list[keras.Variable]:
-        """Non-trainable variables but the seed generators': a seed follows from the step and replica."""
-        variables = zip(self.model.non_trainable_variables, self._is_seed, strict=True)
-        return [v for v, a_seed in variables if not a_seed]
+        """In the order of Values.state."""
+        return self.state.variables
 
     def __call__(
         self, trainable: list[Tensor], state: list[Tensor], batch: Batch, training: bool
@@ -89,7 +90,7 @@ class Objective:
           (objective, Sums with no gradients).
         """
         model = self.model
-        with self._traced() as used, logits.remembered(), _undivided():
+        with self._traced() as noted, logits.remembered(), _undivided():
             outputs, non_trainable, own_losses = self._forward(trainable, state, batch["key"], batch["x"], training)
             values = zip(model.trainable_variables, trainable, strict=True)
             values_after = zip(model.non_trainable_variables, non_trainable, strict=True)
@@ -99,16 +100,16 @@ class Objective:
             # Losses and metrics may use the model's variables, too, as those do that a model learns to weigh by.
             with keras.StatelessScope([*values, *values_after]) as scope:
                 objective, weight, apart = self._losses(batch, y_pred, own_losses)
-                trained = len(used)
+                trained = len(noted.used)
                 metrics = [*self._metric_sums(batch, y_pred, scope), *apart]
-                del used[trained:]
+                del noted.used[trained:]
             non_trainable = [scope.get_current_value(v) for v in model.non_trainable_variables]
         new_state = [v for v, a_seed in zip(non_trainable, self._is_seed, strict=True) if not a_seed]
         sums = Sums(
             objective=objective,
             weight=weight,
             metrics=metrics,
-            state=[_change(new, old) for new, old in zip(new_state, state, strict=True)],
+            state=self.state.changes(noted.changed, new_state, state),
             gradients=[],
         )
         return objective, sums
@@ -119,12 +120,12 @@ class Objective:
             return self._forward(trainable, state, ops.zeros((2,), "uint32"), x, training=False)[0]
 
     @contextlib.contextmanager
-    def _traced(self) -> Iterator[list[Any]]:
+    def _traced(self) -> Iterator[Noted]:
         """Within it, what is the user's draws from the run's generator, and may do what a pure step may."""
         drawn = drawn_from(self.generator) if self.generator else contextlib.nullcontext()
-        with pure(self._losses.flag, self.model, self.metrics) as used, drawn:
+        with pure(self._losses.flag, self.model, self.metrics) as noted, drawn:
             with lookups.nan_out_of_range(self._computed):
-                yield used
+                yield noted
 
     def _forward(self, trainable: list[Tensor], state: list[Tensor], key: Tensor, x: Any, training: bool) -> Any:
         """(outputs, new non-trainable values, the model's own losses)."""
@@ -162,7 +163,7 @@ class Objective:
             ops.zeros((), "float32"),
             ops.zeros((), "float32"),
             zeros(self._starts),
-            zeros(self.state_variables),
+            self.state.no_changes(),
             zeros(self.model.trainable_variables if gradients else []),
         )
 
@@ -233,9 +234,3 @@ def _undivided() -> contextlib.AbstractContextManager[Any]:
     Keras divides it by the devices of tf.distribute, whose gradients fit() adds up: a run counts examples.
     """
     return mock.patch.object(keras_losses, "scale_loss_for_distribution", lambda loss: loss)
-
-
-def _change(new: Tensor, old: Tensor) -> Tensor:
-    """new - old in float32, which holds a counter's step, but not a large counter."""
-    common = "int32" if is_integer(old) else "float32"  # of unsigned ones modulo 2**32, as they count
-    return ops.cast(ops.cast(new, common) - ops.cast(old, common), "float32")

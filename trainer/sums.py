@@ -32,7 +32,7 @@ class Sums(NamedTuple):
         (regularization) weigh in with the replica's examples.
       weight: () sum of the examples' weights, over B.
       metrics: what the examples add to each metric variable.
-      state: change of each state variable.
+      state: change of each state variable; [] of one that no step changes.
       gradients: d objective / d trainable, one per trainable variable; [] in evaluation. Of a variable that Keras
         overwrites with its gradient, such as the scales of float8, the value that the replica would give it.
     """
@@ -40,7 +40,7 @@ class Sums(NamedTuple):
     objective: Tensor
     weight: Tensor
     metrics: list[Tensor]
-    state: list[Tensor]
+    state: list[Any]
     gradients: list[Tensor]
 
     @property
@@ -71,7 +71,8 @@ class Sums(NamedTuple):
                 return old + ops.cast(ops.cast(change / replicas, "int32"), old.dtype)
             return ops.cast(ops.cast(old, "float32") + change / replicas, old.dtype)
 
-        return [moved(old, change) for old, change in zip(state, self.state, strict=True)]
+        pairs = zip(state, self.state, strict=True)
+        return [old if isinstance(change, list) else moved(old, change) for old, change in pairs]
 
 
 class Outcome(NamedTuple):

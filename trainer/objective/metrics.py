@@ -119,12 +119,12 @@ def build_metrics(
 def _update(config: Config, model: keras.Model, metrics: CompileMetrics, symbols: Any) -> None:
     """Traces an update with symbolic labels, outputs and weights; the first one makes the metrics' variables."""
     try:
-        with pure(config.model, model, metrics) as used, contextlib.ExitStack() as stack:
+        with pure(config.model, model, metrics) as noted, contextlib.ExitStack() as stack:
             for metric in metrics.metrics:
                 if function := getattr(metric, "_fn", None):
                     stack.enter_context(mock.patch.object(metric, "_fn", _of_examples(function)))
             backend.compute_output_spec(lambda *args: metrics.update_state(*args) or args, *symbols)
-            used.clear()
+            noted.used.clear()
     except (TypeError, ValueError) as error:
         if not metrics.built:
             reason = f"is compiled with metrics that are none, or not for its outputs: {error}"

@@ -4,7 +4,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import keras
@@ -15,16 +15,25 @@ from trainer.errors import UserError
 from trainer.objective.randomness import is_seed
 
 
+class Noted(NamedTuple):
+    """What was traced so far did with variables.
+
+    Attributes:
+      used: those to be trained that it read. A metric's may be taken out: it may judge by a model that stays as it is.
+      changed: those that it assigned to.
+    """
+
+    used: list[keras.Variable]
+    changed: list[keras.Variable]
+
+
 @contextlib.contextmanager
-def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = None) -> Iterator[list[Any]]:
+def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = None) -> Iterator[Noted]:
     """Within it a model, its losses and metrics are traced; afterwards, what a step would lose of them is refused.
 
     Args:
       flag: which --model it is, for errors.
       model, metrics: those whose variables they may use; perhaps made meanwhile.
-
-    Yields:
-      The variables used so far; a metric's may be taken out, for it may judge by a model that is not trained here.
 
     Raises:
       UserError: a variable that is none of the model's has changed, such as a metric's, or was used though it is to be
@@ -33,18 +42,17 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
         tf.distribute were asked for their part.
     """
     add_update, get_current_value = keras.StatelessScope.add_update, keras.StatelessScope.get_current_value
-    changed: list[Any] = []  # noted, for Keras would wrap what is raised inside a layer
-    used: list[Any] = []
+    noted = Noted([], [])  # for Keras would wrap what is raised inside a layer
     drawn: list[bool] = []
     asked: list[str] = []
 
     def noting(scope: Any, update: tuple[Any, Any]) -> None:
         add_update(scope, update)
-        changed.append(update[0])
+        noted.changed.append(update[0])
 
     def reading(scope: Any, variable: Any) -> Any:
         if variable.trainable:
-            used.append(variable)
+            noted.used.append(variable)
         return get_current_value(scope, variable)
 
     def asking(name: str) -> Callable[..., Any]:
@@ -62,7 +70,7 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
             for name in ("merge_call", "all_reduce", "all_gather"):
                 stack.enter_context(mock.patch.object(_context_of_device(), name, asking(name)))
         try:
-            yield used
+            yield noted
         except Exception:
             if not asked:
                 raise
@@ -76,7 +84,7 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
         )
     of_metrics = metrics.variables if metrics else []
     known = {id(v) for v in (*model.trainable_variables, *model.non_trainable_variables, *of_metrics)}
-    strays, hidden = ([v for v in some if id(v) not in known] for some in (changed, used))
+    hidden, strays = ([v for v in some if id(v) not in known] for some in noted)
     if drawn or any(map(is_seed, strays)):
         raise UserError(
             "model",

@@ -157,7 +157,9 @@ class TFDistribute(Strategy):
         state = [tf.convert_to_tensor(v) for v in self._objective.state_variables]
         before = [tf.identity(v) for v in self._undone] if self._objective.skips else []
         replicas = self._program.replicas
-        assign(self._objective.state_variables, sums.mean_state(state, replicas))
+        triples = zip(self._objective.state_variables, state, sums.mean_state(state, replicas), strict=True)
+        moved = [(variable, new) for variable, old, new in triples if new is not old]
+        assign(*([each[i] for each in moved] for i in range(2)))
         optimizer.apply(sums.mean_gradients(model.trainable_variables, replicas), model.trainable_variables)
         for each in each_of(optimizer):
             self._average(each)
