@@ -46,7 +46,7 @@ def noisy(input_shape, classes): return net([Noise(name="noise")], input_shape, 
 class Chaos(layers.Layer):
     def call(self, x):
         x = ops.sigmoid(x)
-        for _ in range(7): x = 4 * x * (1 - x)  # the logistic map doubles what is apart
+        for _ in range(12): x = 4 * x * (1 - x)  # the logistic map doubles what is apart: far, whatever the processor
         return x
 def warming(input_shape, classes): return net([Warmup(name="warmup")], input_shape, classes)
 def chaotic(input_shape, classes): return net([Chaos()], input_shape, classes)
