@@ -50,6 +50,11 @@ def outputs(model: keras.Model, x: Any) -> Any:
     Raises:
       ValueError, TypeError, RuntimeError: what Keras says of a model that does not take it.
     """
+    for spec, of in zip(flatten(x), inputs_of(model, x), strict=True):  # Keras lets a last dim of 1 pass for any other
+        if of is None or len(of.shape) != len(spec.shape) + 1:
+            continue
+        if any(expected not in (None, dim) for expected, dim in zip(of.shape[1:], spec.shape, strict=True)):
+            raise ValueError(f"its input {of.name!r} is {('batch', *of.shape[1:])}")
     training = mode(model, training=True)
     given = symbols(taken(model, x))
     declared = _declared(model)
