@@ -109,7 +109,7 @@ class Objective:
             objective=objective,
             weight=weight,
             metrics=metrics,
-            state=self.state.changes(noted.changed, new_state, state),
+            state=self.state.changes(noted.changed if training else [], new_state, state),
             gradients=[],
         )
         return objective, sums
