@@ -17,6 +17,7 @@ from trainer.serialized import serialized
 
 BACKENDS = ["tensorflow", "jax"]
 PROJECT = """
+import collections
 import sys
 
 import keras
@@ -551,17 +552,26 @@ def shaken(input_shape, classes):
 class Scales(keras.callbacks.Callback):
     '''Sets all up when training begins, and more at each epoch.'''
 
-    losses = ()
+    def __init__(self):
+        super().__init__()
+        self.losses, self.by_epoch, self.parts = [], {}, ()
+        self.last, self.seen, self.counts = collections.deque(maxlen=2), set(), np.zeros((2, 2), "float32")
 
     def on_train_begin(self, logs=None):
         self.model.layers[-1].kernel.assign(0.5 * self.model.layers[-1].kernel)
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.losses = [*self.losses, -0.1]
-        self.model.layers[-1].bias.assign(self.model.layers[-1].bias - sum(self.losses))
+        self.losses.append(-0.1)
+        self.parts += (0.01 * epoch,)
+        steps = (*self.losses, *self.by_epoch.values(), *self.parts, *self.last, *self.seen, self.counts.sum())
+        self.model.layers[-1].bias.assign(self.model.layers[-1].bias - sum(steps))
 
     def on_epoch_end(self, epoch, logs=None):
         self.losses.append(round(logs["loss"], 2))
+        self.by_epoch[epoch] = round(logs["accuracy"], 2)
+        self.last.append(0.1 * epoch)
+        self.seen |= {0.2, 0.3 * epoch}
+        self.counts[epoch % 2] += 0.1
 
 
 def falling():

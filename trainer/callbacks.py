@@ -13,7 +13,7 @@ from trainer import optimizers, plugins
 from trainer.clock import Clock
 from trainer.errors import UserError
 from trainer.program import Program
-from trainer.storage.progress import OTHER, plain
+from trainer.storage.plain import OTHER, from_json, to_json
 
 _SETTING = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)  # the learning rate
 _KNOWN = {
@@ -62,7 +62,7 @@ class Callbacks(keras.callbacks.CallbackList):
                 _go_on(callback, epoch)
         with self._program.remembered() as before:
             self.on_train_begin()
-            self._fresh = self._plain()
+            self._fresh = [*map(_plain, self.callbacks)]
             remembered = self._remembered(saved or [])
             self._recall(remembered)
             self.on_epoch_begin(epoch)
@@ -75,7 +75,8 @@ class Callbacks(keras.callbacks.CallbackList):
     def _recall(self, memories: Sequence[dict[str, Any] | None]) -> None:
         for callback, fresh, memory in zip(self.callbacks, self._fresh, memories, strict=True):
             if memory is not None:
-                vars(callback).update(plain(fresh | memory))  # a copy, for they may add to their lists
+                now, then = _plain(callback), fresh | memory
+                vars(callback).update({k: from_json(v) for k, v in then.items() if now.get(k, OTHER) != v})
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         super().on_train_batch_end(batch, logs)
@@ -121,17 +122,17 @@ class Callbacks(keras.callbacks.CallbackList):
 
     def memory(self) -> list[dict[str, Any]]:
         """For each, what it was made from, and what has changed since it began."""
-        missing = object()
         changed = [
-            {k: v for k, v in now.items() if v != fresh.get(k, missing)}
-            for now, fresh in zip(self._plain(), self._fresh, strict=True)
+            {k: v for k, v in now.items() if v != fresh.get(k, OTHER)}
+            for now, fresh in zip(map(_plain, self.callbacks), self._fresh, strict=True)
         ]
         return [{"spec": spec, "memory": memory} for spec, memory in zip(self._specs, changed, strict=True)]
 
-    def _plain(self) -> list[dict[str, Any]]:
-        """The public attributes of each that are plain."""
-        each = ({k: plain(v) for k, v in vars(c).items() if not k.startswith("_")} for c in self.callbacks)
-        return [{k: v for k, v in attributes.items() if v is not OTHER} for attributes in each]
+
+def _plain(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """Its public attributes that are plain, as JSON."""
+    each = {k: to_json(v) for k, v in vars(callback).items() if not k.startswith("_")}
+    return {k: v for k, v in each.items() if v is not OTHER}
 
 
 def _go_on(log: keras.callbacks.CSVLogger, epoch: int) -> None:

@@ -9,8 +9,6 @@ import numpy as np
 from trainer.errors import UserError
 from trainer.sums import Totals
 
-OTHER = object()  # what JSON does not hold
-
 
 class Progress(NamedTuple):
     """What a run goes on with.
@@ -75,15 +73,3 @@ def unpack(packed: dict[str, Any], nothing: Totals, run_dir: pathlib.Path) -> tu
 def _totals(packed: list[Any], dtype: type[np.floating]) -> Totals:
     amounts, counts = packed
     return Totals(np.array(amounts, dtype), np.array(counts, np.int32))
-
-
-def plain(value: Any) -> Any:
-    """A copy of a number, a string, None, or of a list, or a dict by strings, of such: what JSON holds; else OTHER."""
-    value = value.item() if isinstance(value, np.generic) else value
-    if type(value) is list:
-        items = [plain(item) for item in value]
-        return OTHER if OTHER in items else items
-    if type(value) is dict and all(isinstance(key, str) for key in value):
-        items = plain([*value.values()])
-        return OTHER if items is OTHER else dict(zip(value, items, strict=True))
-    return value if isinstance(value, int | float | str | None) else OTHER
