@@ -50,6 +50,13 @@ def test_steps_in_flight_are_waited_for_as_steps(tmp_path):
     assert seconds["step"] > 5 * seconds["other"], seconds
 
 
+def test_a_slow_evaluation_is_none_that_compiles(tmp_path):
+    """Even the first, which compiles as well: what reading 360 examples takes, for it and for the pictures."""
+    flags = ("--backend=jax", *FLAGS[:2], "--steps=50", "--evaluate_every=50", "--save_every=never")
+    trainer(*flags, "--dataset=tests.faulty:slow_data(evaluation=0.01)", f"--run_dir={tmp_path}")
+    assert spent(tmp_path)["evaluate"] > 0.01 * 360
+
+
 @pytest.mark.long
 def test_slow_data_are_named(tmp_path):
     trainer(*FLAGS, "--steps=200", "--dataset=tests.faulty:slow_data(seconds=0.002)", f"--run_dir={tmp_path}")

@@ -1,5 +1,6 @@
 """Loss and metrics over all examples of a source."""
 
+import contextlib
 from collections.abc import Callable
 
 from input_pipeline.source import Source
@@ -7,12 +8,20 @@ from trainer.assembly import Assembly
 from trainer.clock import Clock
 from trainer.preemption import until_told
 
+_NOTHING = contextlib.nullcontext()
+
 
 class BrokenOff(Exception):
     """An evaluation was not finished, for this start of the run was told to stop."""
 
 
-def evaluate(parts: Assembly, source: Source, prefix: str, told: Callable[[], bool] | None = None) -> dict[str, float]:
+def evaluate(
+    parts: Assembly,
+    source: Source,
+    prefix: str,
+    told: Callable[[], bool] | None = None,
+    compiling: contextlib.AbstractContextManager[None] = _NOTHING,
+) -> dict[str, float]:
     """Loss and metrics over a source, each example counted once, under names with a prefix.
 
     Args:
@@ -20,6 +29,7 @@ def evaluate(parts: Assembly, source: Source, prefix: str, told: Callable[[], bo
       source: the examples.
       prefix: of the names.
       told: whether to break off; asked every second or so.
+      compiling: entered for the first chunk, where that is to be compiled.
 
     Raises:
       BrokenOff: it was told so.
@@ -31,8 +41,9 @@ def evaluate(parts: Assembly, source: Source, prefix: str, told: Callable[[], bo
         first = step
         for end in clock.chunks(step, first + pipeline.block):
             begin, before = clock.now(), totals
-            totals = parts.strategy.evaluate(block, step - first, end - step, before)
-            before.wait()  # at most two chunks, and their blocks, are on the devices
+            with _NOTHING if step else compiling:
+                totals = parts.strategy.evaluate(block, step - first, end - step, before)
+                before.wait()  # at most two chunks, and their blocks, are on the devices
             parts.peers.doing("evaluate")  # each is progress
             clock.most = parts.peers.gather(clock.pace(end - step, begin))[0]
             step = end

@@ -1,7 +1,9 @@
 """Evaluations of a run that is being trained; a start that is told to stop does not wait for their end."""
 
+import contextlib
 from collections.abc import Callable
 
+from input_pipeline.source import Source
 from trainer.assembly import Assembly
 from trainer.evaluation import evaluate
 from trainer.monitoring.gallery import Gallery
@@ -23,7 +25,8 @@ class Validation:
 
     def __init__(self, parts: Assembly, ledger: Ledger, told: Callable[[], bool]) -> None:
         self._parts, self._ledger, self._told = parts, ledger, told
-        self._gallery = Gallery(parts, told)
+        self._gallery = Gallery(parts, ledger, told)
+        self._has_evaluated = False
         self.metrics: dict[str, float] = {}
 
     def run(self, step: int, reporting: Reporting | Nothing) -> dict[str, float]:
@@ -35,9 +38,8 @@ class Validation:
         source = self._parts.dataset.validation
         if source is None:
             return {}
-        # The first evaluation is the slowest by far.
-        with self._ledger("evaluate" if self.metrics else "compile"), self._parts.program.averaged():
-            self.metrics = evaluate(self._parts, source, "val_", self._told)
+        with self._ledger("evaluate"), self._parts.program.averaged():
+            self.metrics = self._evaluated(source, "val_")
             self._gallery.show(step, reporting, step >= self._parts.steps)
         return self.metrics
 
@@ -52,5 +54,11 @@ class Validation:
             final |= {f"test_{k.removeprefix('val_')}": v for k, v in self.metrics.items()}
         elif test is not None:
             with self._ledger("evaluate"), self._parts.program.averaged():
-                final |= evaluate(self._parts, test, "test_", self._told)
+                final |= self._evaluated(test, "test_")
         return final
+
+    def _evaluated(self, source: Source, prefix: str) -> dict[str, float]:
+        compiling = contextlib.nullcontext() if self._has_evaluated else self._ledger("compile")
+        found = evaluate(self._parts, source, prefix, self._told, compiling)
+        self._has_evaluated = True
+        return found

@@ -1,5 +1,6 @@
 """What TensorBoard shows of a model beside curves: confusions, its worst mistakes, a text that it goes on with."""
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from input_pipeline.source import Example, Source, is_streamed, read
 from input_pipeline.structure import flatten
 from trainer.assembly import Assembly
 from trainer.evaluation import BrokenOff
+from trainer.monitoring.ledger import Ledger
 from trainer.preemption import until_told
 from trainer.reporting import Nothing, Reporting
 
@@ -35,11 +37,13 @@ class Gallery:
 
     Args:
       parts: of the run.
+      ledger: books the first prediction, which compiles.
       told: whether to break off, where the examples are not there yet.
     """
 
-    def __init__(self, parts: Assembly, told: Callable[[], bool]) -> None:
-        self._parts, self._told = parts, told
+    def __init__(self, parts: Assembly, ledger: Ledger, told: Callable[[], bool]) -> None:
+        self._parts, self._ledger, self._told = parts, ledger, told
+        self._has_predicted = False
         self._since, self._pause = time.monotonic(), _EVERY
         evaluates = parts.dataset.validation is not None and parts.config.evaluate_every != "never"
         self._open = evaluates and parts.peers.cluster.size == 1
@@ -98,7 +102,10 @@ class Gallery:
         found, size = [], min(_BATCH, n)
         for first in range(0, n, size):
             ids = np.minimum(np.arange(first, first + size), n - 1)
-            outputs = self._parts.strategy.predict(keras.tree.map_structure(lambda a, ids=ids: a[ids], x))
+            batch = keras.tree.map_structure(lambda a, ids=ids: a[ids], x)
+            with contextlib.nullcontext() if self._has_predicted else self._ledger("compile"):
+                outputs = self._parts.strategy.predict(batch)
+            self._has_predicted = True
             if outputs is None or len(flatten(outputs)) != 1:
                 return None
             found.append(flatten(outputs)[0].astype(np.float32))
