@@ -140,7 +140,7 @@ class Training:
         self.owed = due - {"tell"} | {"evaluate"}
         with contextlib.suppress(BrokenOff):
             if "evaluate" in due or last:
-                evaluation = self._validation.run(self.step, self.reporting)
+                evaluation = self._validation.run(self.step, self.reporting, last)
             if line.metrics and logs:
                 self._tell(line, evaluation)
                 self._log.begin()
@@ -149,7 +149,7 @@ class Training:
             self.stopped |= any(self.parts.peers.gather(bool(self.parts.program.model.stop_training)))
             self.owed = {"evaluate"}
             if self.stopped and not evaluation:  # it may have ended within an epoch
-                evaluation = self._validation.run(self.step, self.reporting)
+                evaluation = self._validation.run(self.step, self.reporting, is_last=True)
             self.owed = set()
         self.save(evaluation, due=bool(due & {"save", "keep"}) or self.ended)
 

@@ -29,8 +29,13 @@ class Validation:
         self._has_evaluated = False
         self.metrics: dict[str, float] = {}
 
-    def run(self, step: int, reporting: Reporting | Nothing) -> dict[str, float]:
+    def run(self, step: int, reporting: Reporting | Nothing, is_last: bool) -> dict[str, float]:
         """Loss and metrics of the validation examples; {} where there are none.
+
+        Args:
+          step: where the run stands.
+          reporting: is given pictures.
+          is_last: whether the run ends here.
 
         Raises:
           BrokenOff: this start was told to stop.
@@ -38,9 +43,9 @@ class Validation:
         source = self._parts.dataset.validation
         if source is None:
             return {}
-        with self._ledger("evaluate"), self._parts.program.averaged():
+        with self._booked(is_last), self._parts.program.averaged():
             self.metrics = self._evaluated(source, "val_")
-            self._gallery.show(step, reporting, step >= self._parts.steps)
+            self._gallery.show(step, reporting, is_last)
         return self.metrics
 
     def final(self, step: int, reporting: Reporting | Nothing) -> dict[str, float]:
@@ -49,13 +54,16 @@ class Validation:
         Raises:
           BrokenOff: this start was told to stop.
         """
-        final = dict(self.metrics or self.run(step, reporting))
+        final = dict(self.metrics or self.run(step, reporting, is_last=True))
         if (test := self._parts.dataset.evaluation) is self._parts.dataset.validation:
             final |= {f"test_{k.removeprefix('val_')}": v for k, v in self.metrics.items()}
         elif test is not None:
-            with self._ledger("evaluate"), self._parts.program.averaged():
+            with self._booked(is_last=True), self._parts.program.averaged():
                 final |= self._evaluated(test, "test_")
         return final
+
+    def _booked(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        return self._ledger("last evaluation" if is_last else "evaluate")  # the last one holds no steps up
 
     def _evaluated(self, source: Source, prefix: str) -> dict[str, float]:
         compiling = contextlib.nullcontext() if self._has_evaluated else self._ledger("compile")
