@@ -204,6 +204,20 @@ class MixUp(layers.Layer):
         return share * x + (1 - share) * keras.random.shuffle(x, seed=self.seeds)
 
 
+class Cell(layers.Layer):
+    """Drops out in each turn."""
+
+    state_size = 4
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = layers.Dropout(0.2)
+
+    def call(self, x, states, training=False):
+        hidden = ops.tanh(self.dropout(x, training=training) + states[0])
+        return hidden, [hidden]
+
+
 def restless(input_shape, classes):
     """A model that draws in as many ways as layers have."""
     inputs = keras.Input(input_shape)
@@ -214,6 +228,7 @@ def restless(input_shape, classes):
     x = layers.Reshape((-1, 8))(layers.GaussianDropout(0.1)(x))
     x = x + layers.MultiHeadAttention(2, 4, dropout=0.2)(x, x)
     x = layers.LSTM(16, dropout=0.2, recurrent_dropout=0.1)(x)
+    x = layers.RNN(Cell(), unroll=True)(layers.Reshape((4, 4))(x))
     return keras.Model(inputs, layers.Dense(classes)(layers.AlphaDropout(0.1)(layers.Dropout(0.3)(x))))
 
 

@@ -503,6 +503,43 @@ def noisy(input_shape, classes, seed=None):
     return keras.Sequential([keras.Input(input_shape), Noise(seed), linear(input_shape, classes)])
 
 
+class Turns(keras.layers.Layer):
+    '''Drops out, or normalizes, in the turns of a loop.'''
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def call(self, x, training=False):
+        def turn(carry, row):
+            return carry + self.layer(row, training=training), None
+
+        return keras.ops.scan(turn, keras.ops.zeros_like(x[:, 0]), keras.ops.transpose(x, (1, 0, 2)))[0]
+
+
+class Cell(keras.layers.Layer):
+    state_size = 8
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = keras.layers.Dropout(0.5)
+
+    def call(self, x, states, training=False):
+        hidden = keras.ops.tanh(self.dropout(x, training=training) + states[0])
+        return hidden, [hidden]
+
+
+def turning(input_shape, classes, how):
+    layer = keras.layers.RNN(Cell())
+    if how == "batch-norm":
+        layer = Turns(keras.layers.BatchNormalization())
+        layer.layer.build((None, 8))
+    if how == "scan":
+        layer = Turns(keras.layers.Dropout(0.5))
+    rows = [keras.Input(input_shape), keras.layers.Rescaling(1 / 16), keras.layers.Reshape((8, 8))]
+    return keras.Sequential([*rows, layer, keras.layers.Dense(classes)])
+
+
 def hashing(input_shape, classes):
     layers = [keras.Input(input_shape), keras.layers.Hashing(7), keras.layers.Flatten(), keras.layers.Dense(classes)]
     return keras.Sequential(layers)
@@ -835,6 +872,10 @@ def project(tmp_path):
         (["--model=user_project:noisy(seed='own')"], ["from no layer's seed", "SeedGenerator"]),
         (["--backend=tensorflow", "--model=user_project:noisy"], ["from no layer's seed", "SeedGenerator"]),
         (["--backend=tensorflow", "--model=user_project:noisy(seed='tensorflow')"], ["from no layer's seed"]),
+        (["--model=user_project:turning(how='scan')"], ["draws random numbers in a turn of scan", "before the loop"]),
+        (["--backend=tensorflow", "--model=user_project:turning(how='scan')"], ["numbers in a turn of scan"]),
+        (["--model=user_project:turning(how='rnn')"], ["draws random numbers in a turn of rnn", "unroll=True"]),
+        (["--model=user_project:turning(how='batch-norm')"], ["changes", "moving_mean in a turn of scan"]),
         (
             ["--model=user_project:stepping(kind='counting')"],
             ["changes 'steps' of Counting in update_step()", "iterations"],

@@ -1,6 +1,7 @@
 """What call() may not do: a step is a pure function, from the variables that it is given to their values afterwards."""
 
 import contextlib
+import functools
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -10,9 +11,12 @@ from unittest import mock
 import keras
 import keras.src.random.seed_generator as keras_seeds
 import numpy as np
+from keras.src import backend as keras_backend
 
 from trainer.errors import UserError
 from trainer.objective.randomness import is_seed
+
+_LOOPS = ("scan", "associative_scan", "map", "while_loop", "fori_loop")  # of keras.ops
 
 
 class Noted(NamedTuple):
@@ -38,15 +42,21 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
     Raises:
       UserError: a variable that is none of the model's has changed, such as a metric's, or was used though it is to be
         trained; or random numbers were drawn from what is no layer's seed: of Keras's own, or of Python's or numpy's, a
-        compiled step would draw the same for ever; the state of TensorFlow's is in no checkpoint; or devices of
-        tf.distribute were asked for their part.
+        compiled step would draw the same for ever; the state of TensorFlow's is in no checkpoint; or they were drawn,
+        or a variable changed, in the turns of a loop, which are traced once; or devices of tf.distribute were asked
+        for their part.
     """
     add_update, get_current_value = keras.StatelessScope.add_update, keras.StatelessScope.get_current_value
     noted = Noted([], [])  # for Keras would wrap what is raised inside a layer
     drawn: list[bool] = []
     asked: list[str] = []
+    loops: list[str] = []  # that what is traced is in
+    repeated: list[tuple[str, keras.Variable]] = []
 
     def noting(scope: Any, update: tuple[Any, Any]) -> None:
+        if loops:
+            repeated.append((loops[-1], update[0]))
+            raise RuntimeError("a loop's turns are traced once")  # what was assigned is of no use after it
         add_update(scope, update)
         noted.changed.append(update[0])
 
@@ -69,10 +79,11 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
         if keras.config.backend() == "tensorflow":
             for name in ("merge_call", "all_reduce", "all_gather"):
                 stack.enter_context(mock.patch.object(_context_of_device(), name, asking(name)))
+        stack.enter_context(_looping(loops))
         try:
             yield noted
         except Exception:
-            if not asked:
+            if not (asked or repeated):
                 raise
     if asked:
         raise UserError(
@@ -83,6 +94,17 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
             "leave it out: with --replicas=1 all examples of a step are in one call",
         )
     of_metrics = metrics.variables if metrics else []
+    if repeated:
+        loop, variable = repeated[0]
+        what = "draws random numbers" if is_seed(variable) else f"changes {variable.path}"
+        raise UserError(
+            "model",
+            flag,
+            f"{what} in a turn of {loop}, and a loop's turns are traced once: each would draw the same, and what is "
+            "assigned is lost",
+            "draw before the loop, with a dim for its turns, and give each turn its part; what they change, let the "
+            "loop carry" + (" (an RNN unrolls by unroll=True)" if loop == "rnn" else ""),
+        )
     known = {id(v) for v in (*model.trainable_variables, *model.non_trainable_variables, *of_metrics)}
     hidden, strays = ([v for v in some if id(v) not in known] for some in noted)
     if drawn or any(map(is_seed, strays)):
@@ -146,6 +168,39 @@ def unkeyed(note: Callable[[], None]) -> Iterator[None]:
             for name, draw in list(vars(module).items()):
                 if getattr(draw, "__self__", None) is generator:
                     stack.enter_context(mock.patch.object(module, name, of_host(draw)))
+        yield
+
+
+@contextlib.contextmanager
+def _looping(loops: list[str]) -> Iterator[None]:
+    """Within it, `loops` names those of Keras's loops whose turns are being traced, innermost last."""
+
+    def patched(owner: Any, name: str) -> contextlib.AbstractContextManager[Any]:
+        loop = getattr(owner, name)
+
+        def within(function: Any) -> Any:
+            @functools.wraps(function)
+            def turn(*args: Any, **kwargs: Any) -> Any:
+                loops.append(name)
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    loops.pop()
+
+            return turn
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if name == "rnn" and kwargs.get("unroll"):
+                return loop(*args, **kwargs)
+            args = tuple(within(each) if callable(each) else each for each in args)
+            return loop(*args, **{k: within(each) if callable(each) else each for k, each in kwargs.items()})
+
+        return mock.patch.object(owner, name, run)
+
+    with contextlib.ExitStack() as stack:
+        for name in _LOOPS:
+            stack.enter_context(patched(keras_backend.core, name))
+        stack.enter_context(patched(keras_backend, "rnn"))
         yield
 
 
