@@ -34,8 +34,9 @@ def test_a_recipe_keeps_its_word(name, tmp_path, keras_home):
     seconds = seconds_of(said)
     before = time.monotonic()
     flags = (f"--flagfile=launch/recipes/{name}.flags", f"--run_dir={tmp_path / 'run'}")
-    trainer(*flags, timeout=3 * seconds + 60, KERAS_HOME=keras_home)
-    # Other machines are slower, here another test runs beside, and a first import of TensorFlow reads half a GB.
-    assert time.monotonic() - before <= 3 * seconds + 20
+    trainer(*flags, timeout=5 * seconds + 60, KERAS_HOME=keras_home)
+    # Some processors do half as much arithmetic, here another test runs beside, and a first import of TensorFlow reads
+    # half a GB: text took 3.2 times as long, and was not done.
+    assert time.monotonic() - before <= 5 * seconds + 20
     # Another kind of processor rounds otherwise, and another release of Python has other sources to read.
     assert summary(tmp_path / "run")["final"][said["metric"]] == pytest.approx(float(said["value"]), rel=0.02)
