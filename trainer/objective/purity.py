@@ -12,6 +12,7 @@ import keras
 import keras.src.random.seed_generator as keras_seeds
 import numpy as np
 from keras.src import backend as keras_backend
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 from trainer.errors import UserError
 from trainer.objective.randomness import is_seed
@@ -50,12 +51,12 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
     noted = Noted([], [])  # for Keras would wrap what is raised inside a layer
     drawn: list[bool] = []
     asked: list[str] = []
-    loops: list[str] = []  # that what is traced is in
+    loops: list[tuple[str, Any]] = []  # that what is traced is in, and the scope around each
     repeated: list[tuple[str, keras.Variable]] = []
 
     def noting(scope: Any, update: tuple[Any, Any]) -> None:
-        if loops:
-            repeated.append((loops[-1], update[0]))
+        if inside := [loop for loop, around in loops if around is scope]:
+            repeated.append((inside[-1], update[0]))
             raise RuntimeError("a loop's turns are traced once")  # what was assigned is of no use after it
         add_update(scope, update)
         noted.changed.append(update[0])
@@ -172,8 +173,8 @@ def unkeyed(note: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _looping(loops: list[str]) -> Iterator[None]:
-    """Within it, `loops` names those of Keras's loops whose turns are being traced, innermost last."""
+def _looping(loops: list[tuple[str, Any]]) -> Iterator[None]:
+    """Within it, `loops` has those of Keras's loops whose turns are being traced, innermost last."""
 
     def patched(owner: Any, name: str) -> contextlib.AbstractContextManager[Any]:
         loop = getattr(owner, name)
@@ -181,7 +182,7 @@ def _looping(loops: list[str]) -> Iterator[None]:
         def within(function: Any) -> Any:
             @functools.wraps(function)
             def turn(*args: Any, **kwargs: Any) -> Any:
-                loops.append(name)
+                loops.append((name, get_stateless_scope()))
                 try:
                     return function(*args, **kwargs)
                 finally:
