@@ -531,6 +531,55 @@ class Recompile(keras.callbacks.Callback):
         self.model.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
 
 
+PENALTY = keras.Variable(1.0, trainable=False, name="penalty")
+
+
+def judged(input_shape, classes):
+    model = keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
+    model.compile("sgd", lambda y, p: PENALTY * keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True))
+    return model
+
+
+class Penalize(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        PENALTY.assign_add(1.0)
+
+
+def dropping(input_shape, classes):
+    layers = [keras.layers.Flatten(), keras.layers.Dropout(0.5, name="drop"), keras.layers.Dense(classes)]
+    return keras.Sequential([keras.Input(input_shape), *layers])
+
+
+class DropLess(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.get_layer("drop").rate *= 0.9
+
+
+class Annealed(keras.Model):
+    '''Its noise and its loss change with the steps.'''
+
+    def __init__(self, classes):
+        super().__init__()
+        self.flat, self.dense = keras.layers.Flatten(), keras.layers.Dense(classes)
+        self.seed = keras.random.SeedGenerator()
+
+    def call(self, x, training=False):
+        logits = self.dense(self.flat(x) / 255)
+        if self.optimizer is None:
+            return logits
+        share = keras.ops.minimum(1.0, keras.ops.cast(self.optimizer.iterations, "float32") / 30)
+        self.add_loss(share * keras.ops.mean(keras.ops.square(logits)))
+        if training:
+            logits += (1 - share) * keras.random.normal(keras.ops.shape(logits), seed=self.seed)
+        return logits * (1 + self.optimizer.learning_rate)
+
+
+def annealed(input_shape, classes):
+    model = Annealed(classes)
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 class Noisy(keras.optimizers.SGD):
     '''Langevin dynamics, nearly.'''
 
@@ -1214,14 +1263,42 @@ def test_a_run_that_a_callback_has_stopped_goes_on_with_another(project):
 
 
 @pytest.mark.parametrize(
-    ("callback", "changed"),
-    [("Freeze", "which of the model's variables are trained"), ("Recompile", "the model's optimizer, or its schedule")],
+    ("model", "callback", "changed", "fix"),
+    [
+        ("net", "Freeze", "which of the model's variables are trained", "--initialize_from"),
+        ("net", "Recompile", "the model's optimizer, or its schedule", "--initialize_from"),
+        (
+            "dropping",
+            "DropLess",
+            "rate of drop from 0.5 to 0.45, a number of Python's",
+            "self.rate = self.add_",
+        ),
+        ("judged", "Penalize", "penalty, which call() or a loss uses, and no layer has", "attribute of the model"),
+    ],
 )
-def test_a_callback_that_changes_what_is_compiled_is_refused(callback, changed, project):
+def test_a_callback_that_changes_what_is_compiled_is_refused(model, callback, changed, fix, project):
     """Such as a frozen layer: under fit(), too, it would do nothing until the model is compiled anew."""
-    flags = ("--backend=jax", "--dataset=my_project:data", "--model=my_project:net", "--run_dir=run")
+    flags = ("--backend=jax", f"--model=my_project:{model}", "--steps=40", "--run_dir=run")
+    flags += ("--dataset=my_project:data",) * (model == "net")
     said = trainer(*flags, f"--callbacks=my_project:{callback}", cwd=project, code=2).stderr
-    assert f"changed {changed}" in said and "--initialize_from" in said
+    assert f"changed {changed}" in said and fix in said
+
+
+def test_a_model_may_use_the_count_of_steps_and_the_learning_rate(project):
+    """As they are at each step, on either backend and in evaluations, and after a restart."""
+    flags = ("--model=my_project:annealed", "--replicas=2", "--log_every=5", "--evaluate_every=20")
+    runs = {
+        "tensorflow": [("--strategy=mirrored", "--devices=2", "--steps=40")],
+        "whole": [("--strategy=device_mesh", "--devices=2", "--steps=40")],
+        "cut": [("--strategy=device_mesh", f"--steps={steps}") for steps in (25, 40)],
+    }
+    for run, starts in runs.items():
+        for where in starts:
+            trainer(*flags, *where, f"--run_dir={run}", cwd=project)
+    assert summary(project / "cut")["weights_sha256"] == summary(project / "whole")["weights_sha256"]
+    assert deviation(curve(project / "tensorflow"), curve(project / "whole")) <= 1e-5
+    final = [summary(project / run)["final"]["val_loss"] for run in ("tensorflow", "whole")]
+    assert final[0] == pytest.approx(final[1], rel=1e-5)
 
 
 def test_a_callback_stops_a_run_within_an_epoch(project):

@@ -11,6 +11,7 @@ from keras.src.callbacks.monitor_callback import MonitorCallback
 from input_pipeline.dataset import Dataset
 from trainer import optimizers, plugins
 from trainer.clock import Clock
+from trainer.constants import Constants
 from trainer.errors import UserError
 from trainer.program import Program
 from trainer.storage.plain import OTHER, from_json, to_json
@@ -45,7 +46,7 @@ class Callbacks(keras.callbacks.CallbackList):
         super().__init__(list(callbacks), model=program.model, **told)
         self._specs, self._program = list(specs), program
         self._fresh: list[dict[str, Any]] = []
-        self._trained, self._compiled = self._trainable(), self._optimizing()
+        self._constants = Constants(program, self._specs)
 
     def begin(self, epoch: int, saved: list[dict[str, Any]] | None) -> bool:
         """Begins a start of the run.
@@ -79,36 +80,19 @@ class Callbacks(keras.callbacks.CallbackList):
                 vars(callback).update({k: from_json(v) for k, v in then.items() if now.get(k, OTHER) != v})
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        super().on_train_batch_end(batch, logs)
-        self._check()
+        with self._checked():
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        with self._checked():
+            super().on_epoch_begin(epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        super().on_epoch_end(epoch, logs)
-        self._check()
+        with self._checked():
+            super().on_epoch_end(epoch, logs)
 
-    def _check(self) -> None:
-        if not self.callbacks:
-            return
-        changed = ""
-        if self._trainable() != self._trained:
-            changed = "which of the model's variables are trained"
-        elif any(a is not b for a, b in zip(self._optimizing(), self._compiled, strict=True)):
-            changed = "the model's optimizer, or its schedule, for another"
-        if changed:
-            raise UserError(
-                "callbacks",
-                ", ".join(self._specs),
-                f"changed {changed}; those of a run stay the same, for its step is compiled for them",
-                "end the run there (self.model.stop_training = True), and start another from it by --initialize_from; "
-                "a learning rate may be set to a number where it follows no schedule",
-            )
-
-    def _trainable(self) -> list[str]:
-        return [variable.path for variable in self._program.model.trainable_variables]
-
-    def _optimizing(self) -> list[Any]:
-        rates = [optimizer._learning_rate for optimizer in optimizers.each_of(self._program.optimizer)]
-        return [self._program.model.optimizer, *rates]
+    def _checked(self) -> contextlib.AbstractContextManager[None]:
+        return self._constants.kept() if self.callbacks else contextlib.nullcontext()
 
     def _remembered(self, saved: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
         """The memory of each: of the same one in the same place, or else of the only one of its name."""

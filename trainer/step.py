@@ -69,6 +69,7 @@ class Objective:
         self._descends = np.array([not is_overwritten(v) for v in model.trainable_variables], np.float32)
         self._is_seed = [is_seed(v) for v in model.non_trainable_variables]
         self.state = State(losses.flag, model)
+        self.outside: list[keras.Variable] = []  # variables, not to be trained, that it uses and no layer has
 
     @property
     def state_variables(self) -> list[keras.Variable]:
@@ -126,6 +127,7 @@ class Objective:
         with pure(self._losses.flag, self.model, self.metrics) as noted, drawn:
             with lookups.nan_out_of_range(self._computed):
                 yield noted
+        self.outside += noted.outside
 
     def _forward(self, trainable: list[Tensor], state: list[Tensor], key: Tensor, x: Any, training: bool) -> Any:
         """(outputs, new non-trainable values, the model's own losses)."""

@@ -1,7 +1,7 @@
 """How a model's call() is called: with `training` for all layers within it."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -15,6 +15,19 @@ def stateless_call(model: keras.Model, trainable: Any, state: Any, x: Any, train
     """Keras's, of a batch as it is read, with `training` for all layers."""
     with _told(model, training):
         return model.stateless_call(trainable, state, taken(model, x), **mode(model, training), **more)
+
+
+@contextlib.contextmanager
+def beside(pairs: Iterable[tuple[keras.Variable, Any]]) -> Iterator[None]:
+    """Within it, variables that a scope has no values for have these while it is traced."""
+    current, found = keras.StatelessScope.get_current_value, {id(variable): value for variable, value in pairs}
+
+    def current_or_beside(scope: Any, variable: Any) -> Any:
+        value = current(scope, variable)
+        return found.get(id(variable)) if value is None else value
+
+    with mock.patch.object(keras.StatelessScope, "get_current_value", current_or_beside):
+        yield
 
 
 @contextlib.contextmanager

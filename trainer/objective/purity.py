@@ -26,10 +26,12 @@ class Noted(NamedTuple):
     Attributes:
       used: those to be trained that it read. A metric's may be taken out: it may judge by a model that stays as it is.
       changed: those that it assigned to.
+      outside: those that are not trained, and no model's or metric's, that it read; known at the end.
     """
 
     used: list[keras.Variable]
     changed: list[keras.Variable]
+    outside: list[keras.Variable]
 
 
 @contextlib.contextmanager
@@ -48,7 +50,7 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
         for their part.
     """
     add_update, get_current_value = keras.StatelessScope.add_update, keras.StatelessScope.get_current_value
-    noted = Noted([], [])  # for Keras would wrap what is raised inside a layer
+    noted = Noted([], [], [])  # for Keras would wrap what is raised inside a layer
     drawn: list[bool] = []
     asked: list[str] = []
     loops: list[tuple[str, Any]] = []  # that what is traced is in, and the scope around each
@@ -62,8 +64,7 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
         noted.changed.append(update[0])
 
     def reading(scope: Any, variable: Any) -> Any:
-        if variable.trainable:
-            noted.used.append(variable)
+        (noted.used if variable.trainable else noted.outside).append(variable)
         return get_current_value(scope, variable)
 
     def asking(name: str) -> Callable[..., Any]:
@@ -107,7 +108,7 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
             "loop carry" + (" (an RNN unrolls by unroll=True)" if loop == "rnn" else ""),
         )
     known = {id(v) for v in (*model.trainable_variables, *model.non_trainable_variables, *of_metrics)}
-    hidden, strays = ([v for v in some if id(v) not in known] for some in noted)
+    hidden, strays, noted.outside[:] = ([v for v in some if id(v) not in known] for some in noted)
     if drawn or any(map(is_seed, strays)):
         raise UserError(
             "model",

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from input_pipeline.pipeline import Batch
+from trainer.objective.calling import beside
 from trainer.program import Program
 from trainer.sums import Sums, Totals, Values
 
@@ -38,7 +39,7 @@ class PureStep:
         """A replica's objective, scaled as gradients are to be, and its Sums without gradients."""
 
         def forward(trainable: list[Any], values: Values, batch: Batch) -> tuple[Any, Sums]:
-            with self._scope():
+            with self._scope(), self._beside(values):
                 objective, sums = self._objective(trainable, values.state, batch, training)
             return objective * self._loss_scale(values), sums if training else sums._replace(state=[])
 
@@ -52,7 +53,7 @@ class PureStep:
 
     def outputs(self, values: Values, x: Any) -> Any:
         """The model's outputs in evaluation for examples (n, ...)."""
-        with self._scope():
+        with self._scope(), self._beside(values):
             return self._objective.outputs(values.trainable, values.state, x)
 
     def update(self, values: Values, sums: Sums) -> Values:
@@ -72,6 +73,11 @@ class PureStep:
     def tally(self, totals: Totals, values: Values, sums: Sums, step: Any) -> Totals:
         """The totals with a step more, of the values before it."""
         return self._objective.add(totals, self._objective.outcome(sums, self._loss_scale(values)), step)
+
+    def _beside(self, values: Values) -> contextlib.AbstractContextManager[None]:
+        """Within it, call() and losses read the optimizer's numbers, such as its count of steps: no constants."""
+        pairs = zip(self._variables.optimizer, values.optimizer, strict=True)
+        return beside((variable, value) for variable, value in pairs if not variable.shape)
 
     def _loss_scale(self, values: Values) -> Any:
         for variable, value in zip(self._variables.optimizer, values.optimizer, strict=True):

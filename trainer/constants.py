@@ -1,0 +1,88 @@
+"""What a run's steps are compiled for, and callbacks may not change: it would do nothing, or on one backend alone."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import keras
+
+from trainer import optimizers
+from trainer.errors import UserError
+from trainer.objective.purity import numbers
+from trainer.program import Program
+
+_AS_IS = (
+    "end the run there (self.model.stop_training = True), and start another from it by --initialize_from; a learning "
+    "rate may be set to a number where it follows no schedule"
+)
+
+
+class Constants:
+    """Which variables are trained, the optimizer, Python's numbers that layers have, variables that are no layer's.
+
+    Args:
+      program: of the run.
+      specs: the callbacks, for errors.
+    """
+
+    def __init__(self, program: Program, specs: list[str]) -> None:
+        self._program, self._specs = program, specs
+        self._trained, self._optimizers = self._trainable(), self._optimizing()
+        layers = [program.model, *program.model._flatten_layers(include_self=False)]
+        # Those that layers have when the run begins: what callbacks note in a model is no matter.
+        self._numbers = [(layer, name) for layer in layers for name in numbers(layer) if not name.startswith("_")]
+        self._assigned = dict[int, keras.Variable]()  # by callbacks, by id
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Within it callbacks are called.
+
+        Raises:
+          UserError: they have changed something.
+        """
+        before, assign = self._numbers_now(), keras.Variable.assign
+
+        def assigning(variable: keras.Variable, value: Any) -> Any:
+            self._assigned[id(variable)] = variable
+            return assign(variable, value)
+
+        with mock.patch.object(keras.Variable, "assign", assigning):
+            yield
+        if self._trainable() != self._trained:
+            raise self._error("which of the model's variables are trained", _AS_IS)
+        if any(a is not b for a, b in zip(self._optimizing(), self._optimizers, strict=True)):
+            raise self._error("the model's optimizer, or its schedule, for another", _AS_IS)
+        for (layer, name), was, value in zip(self._numbers, before, self._numbers_now(), strict=True):
+            if value is not was and value != was:
+                raise self._error(
+                    f"{name} of {layer.name} from {was} to {value}, a number of Python's",
+                    f"make it a variable of the layer's, self.{name} = self.add_weight(shape=(), trainable=False, "
+                    "initializer=...), and assign to it",
+                )
+        of_optimizer = set(map(id, self._program.optimizer.variables))  # each step is given those that it reads
+        outside = {id(v) for v in self._program.objective.outside} - of_optimizer
+        if theirs := self._assigned.keys() & outside:
+            raise self._error(
+                f"{self._assigned[min(theirs)].path}, which call() or a loss uses, and no layer has",
+                "make it an attribute of the model or a layer, such as by add_weight(trainable=False): so its value "
+                "is seen on either backend, and is in the checkpoints",
+            )
+
+    def _error(self, changed: str, fix: str) -> UserError:
+        return UserError(
+            "callbacks",
+            ", ".join(self._specs),
+            f"changed {changed}; those of a run stay the same, for its step is compiled for them",
+            fix,
+        )
+
+    def _numbers_now(self) -> list[Any]:
+        return [getattr(layer, name, None) for layer, name in self._numbers]
+
+    def _trainable(self) -> list[str]:
+        return [variable.path for variable in self._program.model.trainable_variables]
+
+    def _optimizing(self) -> list[Any]:
+        rates = [optimizer._learning_rate for optimizer in optimizers.each_of(self._program.optimizer)]
+        return [self._program.model.optimizer, *rates]
