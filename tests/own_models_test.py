@@ -550,6 +550,11 @@ def dropping(input_shape, classes):
     return keras.Sequential([keras.Input(input_shape), *layers])
 
 
+class Faster(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.optimizer.beta_1 = 0.8
+
+
 class DropLess(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         self.model.get_layer("drop").rate *= 0.9
@@ -1273,6 +1278,7 @@ def test_a_run_that_a_callback_has_stopped_goes_on_with_another(project):
             "rate of drop from 0.5 to 0.45, a number of Python's",
             "self.rate = self.add_",
         ),
+        ("dropping", "Faster", "beta_1 of adam from 0.9 to 0.8, a number of Python's", "the learning rate is one"),
         ("judged", "Penalize", "penalty, which call() or a loss uses, and no layer has", "attribute of the model"),
     ],
 )

@@ -19,7 +19,7 @@ _AS_IS = (
 
 
 class Constants:
-    """Which variables are trained, the optimizer, Python's numbers that layers have, variables that are no layer's.
+    """Which variables are trained, the optimizer, its and the layers' Python numbers, variables that no layer has.
 
     Args:
       program: of the run.
@@ -29,9 +29,11 @@ class Constants:
     def __init__(self, program: Program, specs: list[str]) -> None:
         self._program, self._specs = program, specs
         self._trained, self._optimizers = self._trainable(), self._optimizing()
-        layers = [program.model, *program.model._flatten_layers(include_self=False)]
-        # Those that layers have when the run begins: what callbacks note in a model is no matter.
-        self._numbers = [(layer, name) for layer in layers for name in numbers(layer) if not name.startswith("_")]
+        losses = [loss for loss in keras.tree.flatten(program.model.loss) if isinstance(loss, keras.losses.Loss)]
+        layers = program.model._flatten_layers(include_self=False)
+        each = [program.model, *layers, *optimizers.each_of(program.optimizer), *losses]
+        # Those that they have when the run begins: what callbacks note in a model is no matter.
+        self._numbers = [(thing, name) for thing in each for name in numbers(thing) if not name.startswith("_")]
         self._assigned = dict[int, keras.Variable]()  # by callbacks, by id
 
     @contextlib.contextmanager
@@ -53,12 +55,13 @@ class Constants:
             raise self._error("which of the model's variables are trained", _AS_IS)
         if any(a is not b for a, b in zip(self._optimizing(), self._optimizers, strict=True)):
             raise self._error("the model's optimizer, or its schedule, for another", _AS_IS)
-        for (layer, name), was, value in zip(self._numbers, before, self._numbers_now(), strict=True):
+        for (thing, name), was, value in zip(self._numbers, before, self._numbers_now(), strict=True):
             if value is not was and value != was:
                 raise self._error(
-                    f"{name} of {layer.name} from {was} to {value}, a number of Python's",
-                    f"make it a variable of the layer's, self.{name} = self.add_weight(shape=(), trainable=False, "
-                    "initializer=...), and assign to it",
+                    f"{name} of {thing.name} from {was} to {value}, a number of Python's",
+                    f"make it a variable of the model's or a layer's, self.{name} = self.add_weight(shape=(), "
+                    "trainable=False, initializer=...), and assign to it; of an optimizer's numbers, the learning rate "
+                    "is one",
                 )
         of_optimizer = set(map(id, self._program.optimizer.variables))  # each step is given those that it reads
         outside = {id(v) for v in self._program.objective.outside} - of_optimizer
@@ -78,7 +81,7 @@ class Constants:
         )
 
     def _numbers_now(self) -> list[Any]:
-        return [getattr(layer, name, None) for layer, name in self._numbers]
+        return [getattr(thing, name, None) for thing, name in self._numbers]
 
     def _trainable(self) -> list[str]:
         return [variable.path for variable in self._program.model.trainable_variables]
