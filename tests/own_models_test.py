@@ -585,6 +585,35 @@ def annealed(input_shape, classes):
     return model
 
 
+class Normalized(keras.layers.Layer):
+    def __init__(self, graph):
+        super().__init__()
+        self.dense, self.normalize = keras.layers.Dense(16, "relu"), keras.layers.BatchNormalization()
+        self.dropout, self.graph = keras.layers.Dropout(0.2), None
+        if graph:
+            import tensorflow as tf
+
+            self.graph, self.normalized = tf, tf.function(self.normalized)
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.normalize.build((None, 16))
+
+    def normalized(self, x, training):
+        x = self.normalize(self.dense(x), training=training)
+        if self.graph and self.graph.math.reduce_max(x) > 1e6:  # which AutoGraph makes a branch of
+            x = 0.0 * x
+        return self.dropout(x, training=training)
+
+    def call(self, x, training=False):
+        return self.normalized(x, training)
+
+
+def normalized(input_shape, classes, graph):
+    layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), Normalized(graph), keras.layers.Dense(classes)]
+    return keras.Sequential([keras.Input(input_shape), *layers])
+
+
 class Noisy(keras.optimizers.SGD):
     '''Langevin dynamics, nearly.'''
 
@@ -1305,6 +1334,16 @@ def test_a_model_may_use_the_count_of_steps_and_the_learning_rate(project):
     assert deviation(curve(project / "tensorflow"), curve(project / "whole")) <= 1e-5
     final = [summary(project / run)["final"]["val_loss"] for run in ("tensorflow", "whole")]
     assert final[0] == pytest.approx(final[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("where", [(), ("--strategy=mirrored", "--devices=2")])
+def test_a_layer_may_call_what_is_a_tf_function(where, project):
+    """It has variables, a batch-norm's statistics and dropout, in training and in evaluations."""
+    flags = (*where, "--replicas=2", "--steps=20", "--log_every=5", "--evaluate_every=10")
+    for graph in (True, False):
+        trainer(*flags, f"--model=my_project:normalized({graph=})", f"--run_dir={graph}", cwd=project)
+    assert lines(project / "True")[-1]["val_loss"] == lines(project / "False")[-1]["val_loss"]
+    assert curve(project / "True") == curve(project / "False")
 
 
 def test_a_callback_stops_a_run_within_an_epoch(project):

@@ -529,6 +529,26 @@ class Cell(keras.layers.Layer):
         return hidden, [hidden]
 
 
+class Jitted(keras.layers.Layer):
+    def __init__(self, units):
+        super().__init__()
+        self.dense = keras.layers.Dense(units)
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        import jax
+
+        self.jitted = getattr(self, "jitted", jax.jit(lambda x: self.dense(x)))
+        return self.jitted(x)
+
+
+def jitted(input_shape, classes):
+    layers = [keras.layers.Rescaling(1 / 16), keras.layers.Flatten(), Jitted(8), keras.layers.Dense(classes)]
+    return keras.Sequential([keras.Input(input_shape), *layers])
+
+
 def turning(input_shape, classes, how):
     layer = keras.layers.RNN(Cell())
     if how == "batch-norm":
@@ -872,6 +892,7 @@ def project(tmp_path):
         (["--model=user_project:noisy(seed='own')"], ["from no layer's seed", "SeedGenerator"]),
         (["--backend=tensorflow", "--model=user_project:noisy"], ["from no layer's seed", "SeedGenerator"]),
         (["--backend=tensorflow", "--model=user_project:noisy(seed='tensorflow')"], ["from no layer's seed"]),
+        (["--model=user_project:jitted"], ["keeps a value of JAX's from one trace for another", "take jax.jit off"]),
         (["--model=user_project:turning(how='scan')"], ["draws random numbers in a turn of scan", "before the loop"]),
         (["--backend=tensorflow", "--model=user_project:turning(how='scan')"], ["numbers in a turn of scan"]),
         (["--model=user_project:turning(how='rnn')"], ["draws random numbers in a turn of rnn", "unroll=True"]),

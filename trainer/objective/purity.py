@@ -81,6 +81,7 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
         if keras.config.backend() == "tensorflow":
             for name in ("merge_call", "all_reduce", "all_gather"):
                 stack.enter_context(mock.patch.object(_context_of_device(), name, asking(name)))
+            stack.enter_context(_inlined())
         stack.enter_context(_looping(loops))
         try:
             yield noted
@@ -209,6 +210,22 @@ def _looping(loops: list[tuple[str, Any]]) -> Iterator[None]:
 def numbers(thing: Any) -> dict[str, int | float]:
     """Its attributes that are Python's numbers, by name: a step changes them once, when it is traced."""
     return {name: value for name, value in vars(thing).items() if type(value) in (int, float)}
+
+
+def _inlined() -> contextlib.AbstractContextManager[Any]:
+    """Within it a tf.function is part of what calls it: by itself it would keep one trace's variables for the next."""
+    import tensorflow as tf
+    from tensorflow.python.autograph.core import ag_ctx
+    from tensorflow.python.eager.polymorphic_function.autograph_util import py_func_from_autograph
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        python = function.python_function
+        if not function._autograph:
+            return python(*args, **kwargs)
+        with ag_ctx.ControlStatusCtx(ag_ctx.Status.UNSPECIFIED):  # around it AutoGraph is off
+            return py_func_from_autograph(python)(*args, **kwargs)
+
+    return mock.patch.object(type(tf.function(lambda: None)), "__call__", call)
 
 
 def _context_of_device() -> type:

@@ -159,7 +159,7 @@ class DeviceMesh(Strategy):
         block = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=self._by_replica), block)
         totals = jax.eval_shape(self._program.objective.no_totals)
         loop = self._sharded_loop(True) if self._sharded else self._fast_loop(True)
-        with jax_compiled.told_of_precision():
+        with jax_compiled.explained(self._program):
             return loop.program.lower(values, totals, block, jax.ShapeDtypeStruct((3,), np.int32))
 
     def flops(self, spec: Any) -> float:
@@ -182,15 +182,15 @@ class DeviceMesh(Strategy):
         values, known = self._state.values(), (training, *(a.shape for a in jax.tree.leaves(block)))
         if training not in self._loops:
             self._loops[training] = self._make_loop(training, block)
-        if known not in self._compiled:
-            # GPUs of several processes look together for what is quickest: none may compile before another.
-            with self.compiling(self.on_cpu) as wait_for_turn:
-                with jax_compiled.told_of_precision():
+        with jax_compiled.explained(self._program):
+            if known not in self._compiled:
+                # GPUs of several processes look together for what is quickest: none may compile before another.
+                with self.compiling(self.on_cpu) as wait_for_turn:
                     lowered = self._loops[training].lower(values, block, totals)
-                wait_for_turn()
-                jax_compiled.compile_all(lowered)
-            self._compiled.add(known)
-        return self._loops[training](values, block, first, count, step, totals)
+                    wait_for_turn()
+                    jax_compiled.compile_all(lowered)
+                self._compiled.add(known)
+            return self._loops[training](values, block, first, count, step, totals)
 
     def predict(self, x: Any) -> Any:
         return jax.tree.map(np.asarray, self._outputs(self._state.values(), x))

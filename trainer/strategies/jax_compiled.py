@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from jax.stages import Lowered
 
 from trainer import backend
 from trainer.errors import UserError
+from trainer.program import Program
 
 _read: Any = compilation_cache.get_executable_and_time
 _hash_options = cache_key._hash_serialized_compile_options
@@ -35,14 +37,25 @@ def mend() -> None:
 
 
 @contextlib.contextmanager
-def told_of_precision() -> Iterator[None]:
+def explained(program: Program) -> Iterator[None]:
     """Within it steps are lowered.
 
     Raises:
-      UserError: these devices can't compute one in the types of numbers that the run is to have.
+      UserError: these devices can't compute one in the types of numbers that the run is to have, or what is traced
+        leaves values behind.
     """
     try:
         yield
+    except jax.errors.UnexpectedTracerError as error:
+        words = str(error)
+        where = re.search(r"when the value leaked was (.*?)\.?$", words, re.MULTILINE)
+        raise UserError(
+            "model",
+            program.config.model,
+            f"keeps a value of JAX's from one trace for another ({where[1] if where else words.splitlines()[0]})",
+            "take jax.jit off call(), and what it calls: a step is compiled as a whole; let a branch or a loop return "
+            "what it computes, and draw random numbers before it",
+        ) from error
     except ValueError as error:
         if "not supported by dot_general" not in str(error):
             raise
