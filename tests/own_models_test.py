@@ -1304,10 +1304,10 @@ def test_a_run_that_a_callback_has_stopped_goes_on_with_another(project):
         (
             "dropping",
             "DropLess",
-            "rate of drop from 0.5 to 0.45, a number of Python's",
+            "rate of drop from 0.5 to 0.45, no variable",
             "self.rate = self.add_",
         ),
-        ("dropping", "Faster", "beta_1 of adam from 0.9 to 0.8, a number of Python's", "the learning rate is one"),
+        ("dropping", "Faster", "beta_1 of adam from 0.9 to 0.8, no variable", "the learning rate is one"),
         ("judged", "Penalize", "penalty, which call() or a loss uses, and no layer has", "attribute of the model"),
     ],
 )

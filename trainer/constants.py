@@ -9,9 +9,9 @@ import keras
 
 from trainer import optimizers
 from trainer.errors import UserError
-from trainer.objective.purity import numbers
 from trainer.program import Program
 
+_PLAIN = (bool, int, float, str)
 _AS_IS = (
     "end the run there (self.model.stop_training = True), and start another from it by --initialize_from; a learning "
     "rate may be set to a number where it follows no schedule"
@@ -19,7 +19,7 @@ _AS_IS = (
 
 
 class Constants:
-    """Which variables are trained, the optimizer, its and the layers' Python numbers, variables that no layer has.
+    """Which variables are trained, the optimizer, its and the layers' plain attributes, variables that no layer has.
 
     Args:
       program: of the run.
@@ -33,7 +33,7 @@ class Constants:
         layers = program.model._flatten_layers(include_self=False)
         each = [program.model, *layers, *optimizers.each_of(program.optimizer), *losses]
         # Those that they have when the run begins: what callbacks note in a model is no matter.
-        self._numbers = [(thing, name) for thing in each for name in numbers(thing) if not name.startswith("_")]
+        self._plain = [(thing, name) for thing in each for name in _plain(thing)]
         self._assigned = dict[int, keras.Variable]()  # by callbacks, by id
 
     @contextlib.contextmanager
@@ -43,7 +43,7 @@ class Constants:
         Raises:
           UserError: they have changed something.
         """
-        before, assign = self._numbers_now(), keras.Variable.assign
+        before, assign = self._plain_now(), keras.Variable.assign
 
         def assigning(variable: keras.Variable, value: Any) -> Any:
             self._assigned[id(variable)] = variable
@@ -55,10 +55,10 @@ class Constants:
             raise self._error("which of the model's variables are trained", _AS_IS)
         if any(a is not b for a, b in zip(self._optimizing(), self._optimizers, strict=True)):
             raise self._error("the model's optimizer, or its schedule, for another", _AS_IS)
-        for (thing, name), was, value in zip(self._numbers, before, self._numbers_now(), strict=True):
+        for (thing, name), was, value in zip(self._plain, before, self._plain_now(), strict=True):
             if value is not was and value != was:
                 raise self._error(
-                    f"{name} of {thing.name} from {was} to {value}, a number of Python's",
+                    f"{name} of {thing.name} from {was} to {value}, no variable",
                     f"make it a variable of the model's or a layer's, self.{name} = self.add_weight(shape=(), "
                     "trainable=False, initializer=...), and assign to it; of an optimizer's numbers, the learning rate "
                     "is one",
@@ -80,8 +80,8 @@ class Constants:
             fix,
         )
 
-    def _numbers_now(self) -> list[Any]:
-        return [getattr(thing, name, None) for thing, name in self._numbers]
+    def _plain_now(self) -> list[Any]:
+        return [getattr(thing, name, None) for thing, name in self._plain]
 
     def _trainable(self) -> list[str]:
         return [variable.path for variable in self._program.model.trainable_variables]
@@ -89,3 +89,8 @@ class Constants:
     def _optimizing(self) -> list[Any]:
         rates = [optimizer._learning_rate for optimizer in optimizers.each_of(self._program.optimizer)]
         return [self._program.model.optimizer, *rates]
+
+
+def _plain(thing: Any) -> list[str]:
+    """Names of its public attributes that are Python's numbers, words or switches, but those that end fit()."""
+    return [k for k, v in vars(thing).items() if type(v) in _PLAIN and not k.startswith(("_", "stop_"))]

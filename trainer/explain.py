@@ -41,8 +41,8 @@ def run(config: Config) -> int:
     limit = parse_size(config.device_memory) if config.device_memory else None
     hardware = scaling.Hardware.parse(config.predict) if config.predict else None
     set_defaults(config.precision)
+    strategy = device_mesh.create(config, abstract=True)  # before the user's modules, which may compute by JAX
     data = load_dataset(dataclasses.replace(config, cache="none"))  # no example is read
-    strategy = device_mesh.create(config, abstract=True)
     replicas = config.replicas or strategy.devices
     config.check_batch(strategy.devices, replicas)
     program = Program(config, data, max(1, config.steps), replicas, strategy.scope())
