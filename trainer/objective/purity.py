@@ -96,7 +96,6 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
             "devices, and here it follows from the logical replicas alone",
             "leave it out: with --replicas=1 all examples of a step are in one call",
         )
-    of_metrics = metrics.variables if metrics else []
     if repeated:
         loop, variable = repeated[0]
         what = "draws random numbers" if is_seed(variable) else f"changes {variable.path}"
@@ -108,6 +107,7 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
             "draw before the loop, with a dim for its turns, and give each turn its part; what they change, let the "
             "loop carry" + (" (an RNN unrolls by unroll=True)" if loop == "rnn" else ""),
         )
+    of_metrics = metrics.variables if metrics else []
     known = {id(v) for v in (*model.trainable_variables, *model.non_trainable_variables, *of_metrics)}
     hidden, strays, noted.outside[:] = ([v for v in some if id(v) not in known] for some in noted)
     if drawn or any(map(is_seed, strays)):

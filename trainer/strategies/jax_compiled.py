@@ -38,7 +38,7 @@ def mend() -> None:
 
 @contextlib.contextmanager
 def explained(program: Program) -> Iterator[None]:
-    """Within it steps are lowered.
+    """Within it steps are lowered, and called.
 
     Raises:
       UserError: these devices can't compute one in the types of numbers that the run is to have, or what is traced
