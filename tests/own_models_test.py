@@ -657,6 +657,21 @@ class Scales(keras.callbacks.Callback):
         self.counts[epoch % 2] += 0.1
 
 
+class PerBatch(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.optimizer.learning_rate = 0.001 * batch
+
+    def on_test_end(self, logs=None):
+        print(logs)
+
+    def on_batch_end(self, batch, logs=None):
+        pass
+
+
+def quiet():
+    return keras.callbacks.LambdaCallback(on_epoch_end=print)
+
+
 def falling():
     return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8)
 
@@ -1344,6 +1359,17 @@ def test_a_layer_may_call_what_is_a_tf_function(where, project):
         trainer(*flags, f"--model=my_project:normalized({graph=})", f"--run_dir={graph}", cwd=project)
     assert lines(project / "True")[-1]["val_loss"] == lines(project / "False")[-1]["val_loss"]
     assert curve(project / "True") == curve(project / "False")
+
+
+def test_what_a_run_does_not_call_of_a_callback_is_told(project):
+    flags = ("--backend=jax", "--steps=4", "--callbacks=my_project:PerBatch", "--callbacks=my_project:quiet")
+    for every, also in (
+        ("2epoch", "; told of a batch's end with each line of the log (--log_every=2epoch; 1"),
+        ("1", ""),
+    ):
+        out = trainer(*flags, f"--log_every={every}", f"--run_dir={every}", cwd=project).stdout
+        assert f"my_project:PerBatch: a run does not call on_train_batch_begin, on_test_end{also}" in out
+        assert "my_project:quiet:" not in out
 
 
 def test_a_callback_stops_a_run_within_an_epoch(project):

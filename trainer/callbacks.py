@@ -23,6 +23,10 @@ _KNOWN = {
     if inspect.isclass(kind) and issubclass(kind, keras.callbacks.Callback) and kind is not keras.callbacks.Callback
 }
 _TELLING = tuple(_KNOWN[name] for name in ("CSVLogger", "ProgbarLogger", "RemoteMonitor", "TensorBoard"))
+_UNCALLED = (
+    *("on_batch_begin", "on_train_batch_begin"),
+    *(f"on_{of}_{when}" for of in ("test", "predict") for when in ("begin", "end", "batch_begin", "batch_end")),
+)
 _SAVING = ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
 
 
@@ -207,6 +211,8 @@ def create(specs: Sequence[str], program: Program, dataset: Dataset, clock: Cloc
                 f"watches {watched!r}, which an epoch of this run does not give",
                 f"monitor one of {', '.join(sorted(names))}",
             )
+        if chief and (words := _otherwise(callback, program.config.log_every)):
+            print(f"callbacks  {spec}: {words}", flush=True)
         silent = not chief and type(callback) in _TELLING
         callbacks.append(keras.callbacks.Callback() if silent else callback)
     told = {"epochs": clock.epochs_ended(clock.steps), "steps": clock.epoch_steps, "verbose": 0}  # as by fit()
@@ -218,6 +224,22 @@ def create(specs: Sequence[str], program: Program, dataset: Dataset, clock: Cloc
             except ValueError as error:
                 raise UserError("callbacks", spec, str(error), "add mode='max' or mode='min'") from None
     return together
+
+
+def _otherwise(callback: keras.callbacks.Callback, often: str) -> str:
+    """What of a user's callback is called otherwise than by fit(), in words."""
+    if type(callback).__module__.startswith(("keras.", "trainer.")) and not isinstance(
+        callback, keras.callbacks.LambdaCallback
+    ):
+        return ""
+
+    def has(name: str) -> bool:
+        return getattr(getattr(callback, name), "__func__", None) is not getattr(keras.callbacks.Callback, name)
+
+    found = [f"a run does not call {', '.join(names)}"] if (names := [*filter(has, _UNCALLED)]) else []
+    if often != "1" and (has("on_train_batch_end") or has("on_batch_end")):
+        found.append(f"told of a batch's end with each line of the log (--log_every={often}; 1: at each step)")
+    return "; ".join(found)
 
 
 def _logged(program: Program, dataset: Dataset, clock: Clock) -> list[str]:
