@@ -12,6 +12,7 @@ import pytest
 from launch.local import free_ports
 from tests.lab import container, lab
 from tests.running import finished, launch, lines, start, summary, trainer, wait_for_checkpoint
+from trainer.monitoring.verdict import verdict
 
 FLAGS = ("--model=dense", "--log_every=10", "--evaluate_every=never", "--save_every=never")
 
@@ -56,6 +57,10 @@ def test_what_evaluations_take_is_no_compiling(tmp_path):
     trainer(*flags, "--dataset=tests.faulty:slow_data(evaluation=0.01)", f"--run_dir={tmp_path}")
     seconds = spent(tmp_path)
     assert seconds["evaluate"] > 1 and seconds["last evaluation"] > 0.01 * 360
+    only = {"step": 6.0, **{purpose: 60.0 for purpose in seconds if "evaluat" in purpose}}
+    assert verdict(only).cause == "evaluate"
+    del only["evaluate"]
+    assert not verdict(only).cause
 
 
 @pytest.mark.long

@@ -1316,12 +1316,7 @@ def test_a_run_that_a_callback_has_stopped_goes_on_with_another(project):
     [
         ("net", "Freeze", "which of the model's variables are trained", "--initialize_from"),
         ("net", "Recompile", "the model's optimizer, or its schedule", "--initialize_from"),
-        (
-            "dropping",
-            "DropLess",
-            "rate of drop from 0.5 to 0.45, no variable",
-            "self.rate = self.add_",
-        ),
+        ("dropping", "DropLess", "rate of drop from 0.5 to 0.45, no variable", "self.rate = self.add_"),
         ("dropping", "Faster", "beta_1 of adam from 0.9 to 0.8, no variable", "the learning rate is one"),
         ("judged", "Penalize", "penalty, which call() or a loss uses, and no layer has", "attribute of the model"),
     ],

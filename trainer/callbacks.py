@@ -228,9 +228,8 @@ def create(specs: Sequence[str], program: Program, dataset: Dataset, clock: Cloc
 
 def _otherwise(callback: keras.callbacks.Callback, often: str) -> str:
     """What of a user's callback is called otherwise than by fit(), in words."""
-    if type(callback).__module__.startswith(("keras.", "trainer.")) and not isinstance(
-        callback, keras.callbacks.LambdaCallback
-    ):
+    kind = type(callback)
+    if kind.__module__.startswith(("keras.", "trainer.")) and kind is not keras.callbacks.LambdaCallback:
         return ""
 
     def has(name: str) -> bool:
