@@ -13,6 +13,7 @@ import pytest
 from tests.forks import trainer
 from tests.running import curve, deviation, finished, launch, lines, summary
 from trainer import checkpoint
+from trainer.objective.calling import stateless_call
 from trainer.serialized import serialized
 
 BACKENDS = ["tensorflow", "jax"]
@@ -970,6 +971,19 @@ def test_losses_of_call_s_own(dataset, model, project):
     curves = [curve(run) for run in runs]
     assert max(deviation(curves[0], other) for other in curves) <= 1e-5
     assert curves[0][-1] < curves[0][0]
+
+
+def test_a_loss_of_call_s_counts_once_however_often_a_step_was_traced():
+    """Keras knows the losses of a layer by the ids of tensors, also of those that are gone."""
+
+    class Adding(keras.layers.Layer):
+        def call(self, x):
+            self.add_loss(keras.ops.mean(x))
+            return x
+
+    model = keras.Sequential([keras.Input((4,)), Adding(), Adding(), Adding()])
+    counted = [len(stateless_call(model, [], [], np.ones((2, 4)), True, return_losses=True)[2]) for _ in range(300)]
+    assert counted == [3] * 300
 
 
 def test_a_loss_uses_the_model_s_variables(project):

@@ -13,6 +13,10 @@ from trainer.objective.inputs import mode, taken
 
 def stateless_call(model: keras.Model, trainable: Any, state: Any, x: Any, training: bool, **more: Any) -> Any:
     """Keras's, of a batch as it is read, with `training` for all layers."""
+    for layer in model._flatten_layers():
+        # By the ids of what they gave add_loss() Keras tells the layers' losses apart: one that another layer's tensor
+        # has got since, for the former is gone, would make that loss count twice.
+        layer._loss_ids.clear()
     with _told(model, training):
         return model.stateless_call(trainable, state, taken(model, x), **mode(model, training), **more)
 
