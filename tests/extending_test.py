@@ -28,8 +28,12 @@ def test_a_strategy_of_one_s_own(tmp_path):
 
 
 def test_a_trained_model_is_tuned_further(tmp_path):
-    """From what a run has exported, with LoRA and a new head; stopped on the way, it ends in the same bits."""
+    """From what a run has exported, with LoRA and a new head; stopped on the way, it ends in the same bits.
+
+    And a smaller one learns from it.
+    """
     write_example(tmp_path, "my_tuned")
+    write_example(tmp_path, "my_distilled")
     trainer("--steps=60", "--run_dir=runs/first", "--backend=jax", cwd=tmp_path)
     trainer("export", "--run_dir=runs/first", cwd=tmp_path)
     flags = ("--model=my_tuned:build(rank=2)", "--backend=jax")
@@ -38,6 +42,10 @@ def test_a_trained_model_is_tuned_further(tmp_path):
         trainer(*flags, f"--steps={steps}", "--run_dir=cut", cwd=tmp_path)
     whole, cut = (summary(tmp_path / name) for name in ("whole", "cut"))
     assert whole["weights_sha256"] == cut["weights_sha256"] and whole["final"]["test_accuracy"] > 0.7
+    out = trainer("--model=my_distilled:build", "--backend=jax", "--steps=200", "--run_dir=small", cwd=tmp_path).stdout
+    assert "loss  what the model's compute_loss() returns" in out
+    final = summary(tmp_path / "small")["final"]
+    assert final["test_accuracy"] > 0.4 and 0 < final["test_apart"] < final["test_loss"]
 
 
 @pytest.mark.long

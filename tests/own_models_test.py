@@ -316,6 +316,67 @@ class Distilled(keras.Model):
         return found
 
 
+def distiller(input_shape, classes):
+    def make(name, units):
+        layers = keras.layers.Flatten(), keras.layers.Dense(units, "relu", name="hidden"), keras.layers.Dense(classes)
+        return keras.Sequential([keras.Input(input_shape), keras.layers.Rescaling(1 / 255), *layers], name=name)
+
+    losses = (
+        keras.distillation.LogitsDistillation(loss="mse"),
+        keras.distillation.FeatureDistillation(teacher_layer_name="hidden", student_layer_name="hidden"),
+    )
+    model = keras.distillation.Distiller(make("teacher", 16), make("student", 16), losses)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+
+
+class Powered(keras.layers.Layer):
+    '''Keeps track of what it adds to the loss.'''
+
+    def __init__(self):
+        super().__init__()
+        self.seed, self.power = keras.random.SeedGenerator(), keras.metrics.Mean(name="power")
+
+    def call(self, x, training=False):
+        power = keras.ops.mean(keras.ops.square(x))
+        self.power.update_state(power)
+        self.add_loss(0.1 * power)
+        return x + keras.random.normal(keras.ops.shape(x), seed=self.seed) if training else x
+
+
+class Computing(keras.Model):
+    def __init__(self, classes):
+        super().__init__()
+        hidden = keras.layers.Dense(16, "relu", kernel_regularizer="l2")
+        self.hidden = keras.Sequential([keras.layers.Flatten(), keras.layers.Rescaling(1 / 255), hidden])
+        self.powered, self.two = Powered(), [keras.layers.Dense(classes, name=name) for name in "ab"]
+        self.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=[["accuracy"], []])
+
+    def call(self, x):
+        x = self.powered(self.hidden(x))
+        return [layer(x) for layer in self.two]
+
+    def compile(self, optimizer, loss, metrics):  # takes less than Keras's
+        super().compile(optimizer, loss, metrics=metrics)
+
+
+class ComputingItself(Computing):
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.squared = keras.metrics.Mean(name="loss")  # as the run's own
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        self.squared.update_state(loss**2)
+        return loss
+
+
+def twice():
+    data = digits.load()
+    train, evaluation = (Arrays(part.arrays[0], (part.arrays[1],) * 2) for part in (data.train, data.evaluation))
+    return {"train": train, "evaluation": evaluation, "classes": 10}
+
+
 def tuned(input_shape, classes):
     layers = [keras.layers.Flatten(), keras.layers.Dense(600, "relu"), keras.layers.Dense(600, "relu", trainable=False)]
     normalized = keras.layers.BatchNormalization()  # which changes its statistics
@@ -959,6 +1020,7 @@ def test_a_metric_of_elements_is_weighed_as_the_loss_is(project):
     [
         ("my_project:streamed_without_labels", "my_project:Autoencoder"),
         ("digits", "my_project:Distilled"),
+        ("digits", "my_project:distiller"),
     ],
 )
 def test_losses_of_call_s_own(dataset, model, project):
@@ -984,6 +1046,26 @@ def test_a_loss_of_call_s_counts_once_however_often_a_step_was_traced():
     model = keras.Sequential([keras.Input((4,)), Adding(), Adding(), Adding()])
     counted = [len(stateless_call(model, [], [], np.ones((2, 4)), True, return_losses=True)[2]) for _ in range(300)]
     assert counted == [3] * 300
+
+
+def test_a_compute_loss_of_its_own_is_the_loss(project):
+    """One that gives what Keras's gives makes the same curve; what it and layers keep track of, is told."""
+    finals = []
+    for i, (where, model) in enumerate(
+        (
+            (["--backend=jax"], "Computing"),
+            (["--strategy=device_mesh", "--devices=2"], "ComputingItself"),
+            (["--strategy=mirrored", "--devices=2"], "ComputingItself"),
+        )
+    ):
+        flags = ("--dataset=my_project:twice", f"--model=my_project:{model}", "--replicas=2", "--global_batch=60")
+        out = trainer(*where, *flags, "--steps=20", f"--run_dir={project / str(i)}", cwd=project).stdout
+        assert ("loss  what the model's compute_loss() returns" in out) == (i > 0)
+        finals.append(summary(project / str(i))["final"])
+    plain, *own = (pytest.approx(final, rel=1e-5) for final in finals)
+    assert finals[1] == own[1]
+    assert {name: finals[1][name] for name in finals[0]} == plain and finals[0]["val_power"] > 0
+    assert finals[1]["val_computing_itself_loss"] == pytest.approx(finals[1]["val_loss"] ** 2, rel=0.1)
 
 
 def test_a_loss_uses_the_model_s_variables(project):

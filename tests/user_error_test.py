@@ -455,19 +455,37 @@ def measured_by_batch(input_shape, classes):
     return measured(input_shape, classes, lambda: of_a_batch)
 
 
-class Measuring(keras.Sequential):
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.activity = keras.metrics.Mean(name="activity")
+ACTIVITY = keras.metrics.Mean(name="activity")
 
+
+class Measuring(keras.Sequential):
     def call(self, x, training=False):
         y = super().call(x, training=training)
-        self.activity.update_state(y)
+        ACTIVITY.update_state(y)
         return y
 
 
 def measuring(input_shape, classes):
     return Measuring(linear(input_shape, classes).layers)
+
+
+class Largest(keras.metrics.Mean):
+    def update_state(self, values, sample_weight=None):
+        self.total.assign(keras.ops.maximum(self.total, keras.ops.max(values)))
+
+
+class Computing(keras.Sequential):
+    def __init__(self, layers, returned, measure):
+        super().__init__(layers)
+        self.returned, self.measure = returned, measure
+
+    def compute_loss(self, x, y, y_pred, sample_weight):
+        return self.returned(keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True))
+
+
+def computing(input_shape, classes, mean=True, measure=None):
+    returned = keras.ops.mean if mean else keras.ops.square
+    return Computing(linear(input_shape, classes).layers, returned, measure and Largest(name=measure))
 
 
 class Auxiliary(keras.Sequential):
@@ -928,7 +946,16 @@ def project(tmp_path):
             ["--model=user_project:fickle"],
             ["fickle/table in some of its calls in training", "the same variables each time"],
         ),
-        (["--model=user_project:measuring"], ["changes activity/total in call() or a loss", "compile()"]),
+        (["--model=user_project:measuring"], ["changes activity/total in call() or a loss", "an attribute of"]),
+        (["--model=user_project:computing(mean=False)"], ["compute_loss() returns an array (4,)", "return the mean"]),
+        (
+            ["--model=user_project:computing(measure='largest')"],
+            ["computing keeps a metric of its own, 'largest' (Largest)", "keras.metrics.Mean()"],
+        ),
+        (
+            ["--model=user_project:computing", "--dataset=user_project:WeighsTooMuch"],
+            ["a compute_loss() of its own, and examples have weights", "a part of y"],
+        ),
         (["--model=user_project:hashing"], ["hashing (Hashing)", "TensorFlow", "the source"]),
         (["--model=user_project:wide"], ["computes in float64", "JAX in 32 bits"]),
         (["--model=user_project:compiled", "--learning_rate=0.1"], ["compiled with SGD", "--optimizer=adam"]),

@@ -22,7 +22,7 @@ from input_pipeline.structure import map_structure
 from trainer.assembly import Assembly, assemble
 from trainer.config import Config
 from trainer.errors import OK
-from trainer.objective import logits, trial
+from trainer.objective import computed_loss, logits, trial
 from trainer.objective.calling import stateless_call
 from trainer.objective.inputs import taken
 from trainer.objective.purity import numbers
@@ -215,20 +215,27 @@ def _sums(parts: Assembly) -> list[Finding]:
     if not close(whole.objective, sums(replica=1).objective):
         problem = "draws random numbers in evaluation, too: what evaluations give depends on --replicas"
         return [Finding("the loss", problem, breaks=False)]
-    found = []
+    found, computes = list[Finding](), computed_loss.is_own(model)
     if not close(whole.objective, sum(s.objective for s in single)):
         problem = (
             f"of {EXAMPLES} examples is {whole.objective / whole.weight:.6g}, but the mean of what it gives for "
             f"each alone is {sum(s.objective for s in single) / sum(s.weight for s in single):.6g}: it mixes "
             "examples or scales by the batch, so it would change with how a batch is shared out"
         )
-        found.append(Finding("the loss", problem))
-    with logits.remembered():
-        keras_loss = model.compute_loss(x=x, y=y, y_pred=model(taken(model, x), training=False), training=False)
-    if not found and not close(whole.objective / whole.weight, ops.convert_to_numpy(keras_loss)):
-        problem = f"is {whole.objective / whole.weight:.6g} in the run's step, but {float(keras_loss):.6g} in Keras's"
-        found.append(Finding("the loss", problem))
-    for i, variable in enumerate(objective.metrics.variables):
+        if computes:  # which is made for batches
+            problem = (
+                "mixes the examples of a logical replica in compute_loss(): the curve depends on --replicas, not on "
+                "devices"
+            )
+        found.append(Finding("the loss", problem, breaks=not computes))
+    if not (found or computes):
+        with logits.remembered():
+            y_pred = model(taken(model, x), training=False)
+            keras_loss = float(ops.convert_to_numpy(model.compute_loss(x=x, y=y, y_pred=y_pred, training=False)))
+        if not close(whole.objective / whole.weight, keras_loss):
+            problem = f"is {whole.objective / whole.weight:.6g} in the run's step, but {keras_loss:.6g} in Keras's"
+            found.append(Finding("the loss", problem))
+    for i, variable in enumerate(objective.metrics.compiled.variables):
         if not close(whole.metrics[i], sum(s.metrics[i] for s in single)):
             problem = "is no sum over examples, so it depends on how a batch is shared out"
             found.append(Finding(f"metric variable {variable.path}", problem))

@@ -21,12 +21,13 @@ from keras import ops
 from keras.src.losses import loss as keras_losses
 
 from input_pipeline.pipeline import Batch
-from trainer.objective import logits, lookups
-from trainer.objective.calling import stateless_call
+from trainer.objective import computed_loss, logits, lookups
+from trainer.objective.calling import beside, stateless_call
 from trainer.objective.purity import Noted, pure
 from trainer.objective.randomness import GOLDEN, Generator, drawn_from, is_seed
 from trainer.objective.state import State
-from trainer.objective.weighing import Losses
+from trainer.objective.trackers import Metrics
+from trainer.objective.weighing import Losses, share
 from trainer.sums import NEVER, Counts, Outcome, Sums, Tensor, Totals, is_overwritten
 
 
@@ -36,7 +37,7 @@ class Objective:
     Args:
       model: a built model.
       losses: of its outputs.
-      metrics: a built Keras metric that takes (y, y_pred, sample_weight).
+      metrics: of the model.
       skips: whether a step that is not healthy changes nothing.
       scaled: whether the optimizer scales the loss, and deals with gradients that overflow by itself.
       computed: embeddings whose numbers the model computes, so that nobody has looked at them.
@@ -46,17 +47,16 @@ class Objective:
         self,
         model: keras.Model,
         losses: Losses,
-        metrics: keras.metrics.Metric,
+        metrics: Metrics,
         skips: bool = False,
         scaled: bool = False,
         computed: Sequence[keras.layers.Embedding] = (),
     ) -> None:
         self.model, self.metrics = model, metrics
         self.skips, self._scaled = skips, scaled
-        self._losses, self._computed = losses, computed
-        # Metrics start from their reset state, which need not be zero. Losses that are told apart are sums like them.
-        self._metrics_start = [ops.convert_to_numpy(v) for v in metrics.variables]
-        self._starts = self._metrics_start + [np.zeros(len(losses.names), np.float32)] * bool(losses.names)
+        self._losses, self._computed, self._computes_loss = losses, computed, computed_loss.is_own(model)
+        # Losses that are told apart are sums like the metrics'.
+        self._starts = metrics.start + [np.zeros(len(losses.names), np.float32)] * bool(losses.names)
         # (n,) the sums of n arrays' squares; a strategy may have a faster way.
         self.squared_norms: Callable[[list[Tensor]], Tensor] = _squared_norms
         # Values of the metrics' variables -> {name: result}; a strategy may have compiled it.
@@ -96,13 +96,16 @@ class Objective:
             values = zip(model.trainable_variables, trainable, strict=True)
             values_after = zip(model.non_trainable_variables, non_trainable, strict=True)
             y_pred = self._losses.labelled(outputs)
-            if training:
-                self._losses.check(own_losses)
             # Losses and metrics may use the model's variables, too, as those do that a model learns to weigh by.
-            with keras.StatelessScope([*values, *values_after]) as scope:
+            with keras.StatelessScope([*values, *values_after, *self.metrics.values(noted.values)]) as scope:
+                if self._computes_loss:
+                    args = self._losses.flag, model, batch["x"], batch["y"], outputs, own_losses, training
+                    own_losses = [computed_loss.compute(*args)]
+                if training:
+                    self._losses.check(own_losses)
                 objective, weight, apart = self._losses(batch, y_pred, own_losses)
                 trained = len(noted.used)
-                metrics = [*self._metric_sums(batch, y_pred, scope), *apart]
+                metrics = [*self._metric_sums(batch, y_pred, scope, training), *apart]
                 del noted.used[trained:]
             non_trainable = [scope.get_current_value(v) for v in model.non_trainable_variables]
         new_state = [v for v, a_seed in zip(non_trainable, self._is_seed, strict=True) if not a_seed]
@@ -131,7 +134,9 @@ class Objective:
 
     def _forward(self, trainable: list[Tensor], state: list[Tensor], key: Tensor, x: Any, training: bool) -> Any:
         """(outputs, new non-trainable values, the model's own losses)."""
-        return stateless_call(self.model, trainable, self._with_seeds(state, key), x, training, return_losses=True)
+        values = self._with_seeds(state, key)
+        with beside(self.metrics.values({})):
+            return stateless_call(self.model, trainable, values, x, training, return_losses=True)
 
     def _with_seeds(self, state: list[Tensor], key: Tensor) -> list[Tensor]:
         """All non-trainable values: seed generator j starts at the replica's key, offset by j."""
@@ -145,15 +150,11 @@ class Objective:
                 values.append(next(remaining))
         return values
 
-    def _metric_sums(self, batch: Batch, y_pred: Any, scope: keras.StatelessScope) -> list[Tensor]:
-        if not self.metrics.variables:
-            return []
-        start = [ops.convert_to_tensor(value) for value in self._metrics_start]
-        for variable, value in zip(self.metrics.variables, start, strict=True):
-            scope.add_update((variable, value))
-        self.metrics.update_state(batch["y"], y_pred, sample_weight=self._losses.metric_weights(batch, y_pred))
-        new = [scope.get_current_value(v) for v in self.metrics.variables]
-        return [ops.cast(n, "float32") - ops.cast(s, "float32") for n, s in zip(new, start, strict=True)]
+    def _metric_sums(self, batch: Batch, y_pred: Any, scope: keras.StatelessScope, training: bool) -> list[Tensor]:
+        if self.metrics.compiled.variables:
+            weights = self._losses.metric_weights(batch, y_pred)
+            self.metrics.compiled.update_state(batch["y"], y_pred, sample_weight=weights)
+        return self.metrics.changes(scope, share(batch) if "weight" in batch and not training else None)
 
     def no_sums(self, gradients: bool) -> Sums:
         """Sums of no replicas, with or without room for gradients."""
@@ -209,10 +210,12 @@ class Objective:
         if names := self._losses.names:
             results |= zip(names, (sums.pop() / (weight or math.nan)).tolist(), strict=True)
         if self.metrics.variables:
-            pairs = zip(self._metrics_start, sums, strict=True)
+            pairs = zip(self.metrics.start, sums, strict=True)
             values = [(start + total.reshape(start.shape)).astype(start.dtype) for start, total in pairs]
+            idle = self.metrics.idle(sums) if totals.counted.steps else []
             for name, value in self.metric_results(values).items():
-                results[name] = float(ops.convert_to_numpy(value).mean())
+                if name not in idle:
+                    results[name] = float(ops.convert_to_numpy(value).mean())
         return results
 
     def gradient_norms(self, totals: Totals) -> dict[str, float]:
@@ -235,4 +238,6 @@ def _undivided() -> contextlib.AbstractContextManager[Any]:
 
     Keras divides it by the devices of tf.distribute, whose gradients fit() adds up: a run counts examples.
     """
-    return mock.patch.object(keras_losses, "scale_loss_for_distribution", lambda loss: loss)
+    names = "scale_loss_for_distribution", "unscale_loss_for_distribution"
+    same: dict[str, Any] = dict.fromkeys(names, lambda loss: loss)
+    return mock.patch.multiple(keras_losses, **same)

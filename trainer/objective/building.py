@@ -22,7 +22,7 @@ from trainer.errors import UserError, said_by_keras
 from trainer.objective import inputs
 from trainer.objective.calling import stateless_call
 
-_OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")  # a run does not call them
+_OF_FIT = ("train_step", "test_step", "compute_metrics")  # a run does not call them
 _OF_TABLES = (IndexLookup, keras.layers.Hashing, keras.layers.HashedCrossing, keras.layers.TextVectorization)
 
 

@@ -16,11 +16,12 @@ from input_pipeline.domains import Categories, Domain, Shares
 from input_pipeline.source import named_weights, read
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.objective import building, inputs
+from trainer.objective import building, computed_loss, inputs
 from trainer.objective.logits import gives_logits, takes_logits
 from trainer.objective.metrics import build_metrics, in_floats, is_keras_own, of_probabilities
-from trainer.objective.outputs import names_of_labels, names_of_outputs, per_output, places_of_labels
+from trainer.objective.outputs import both, names_of_labels, names_of_outputs, per_output, places_of_labels
 from trainer.objective.purity import pure
+from trainer.objective.trackers import Metrics
 from trainer.objective.trial import EXAMPLES, TOLERANCE, drawn, over_batches, several
 from trainer.objective.weighing import Losses, labelled, shapes
 
@@ -52,7 +53,7 @@ _MANY = 2**26  # numbers; with more outputs, a loss is not tried on any
 
 def compile_model(
     config: Config, dataset: Dataset, model: keras.Model, optimizer: Any, y: Any, y_pred: Any
-) -> tuple[Losses, keras.metrics.Metric, list[Domain | None], dict[str, str]]:
+) -> tuple[Losses, Metrics, list[Domain | None], dict[str, str]]:
     """The losses and metrics of a model, what each label may be, and in words what is doubtful of 'loss' or 'metrics'.
 
     Compiles it with the run's optimizer, so that callbacks and .keras files find it there.
@@ -75,8 +76,11 @@ def compile_model(
                 f"has {things} in a dict of which a value is no array: {shapes(each)}",
                 "give one dict of arrays for all outputs, and one for all labels",
             )
-    metrics = _both(given.get("metrics"), given.get("weighted_metrics"))
-    adds = model.compiled and loss is None and bool(labels) and building.adds_losses(model, dataset.spec[0])
+    metrics = both(given.get("metrics"), given.get("weighted_metrics"))
+    computes = computed_loss.is_own(model)
+    adds = computes
+    if model.compiled and loss is None and labels:
+        adds = adds or building.adds_losses(model, dataset.spec[0])
     if adds and not metrics:  # nothing compares labels with outputs, so they need not fit
         y, labels = (), []
     if loss is None and labels and not adds:
@@ -90,7 +94,8 @@ def compile_model(
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=gives_logits(model) != [False])
         metrics = metrics or ["accuracy"]
     # Every metric is a weighted one: the padding of the last evaluation batch has weight 0.
-    model.compile(
+    keras.Model.compile(  # not a class's own, which may take something else
+        model,
         optimizer,
         loss,
         loss_weights=loss_weights,
@@ -98,6 +103,9 @@ def compile_model(
         auto_scale_loss=False,
         jit_compile=False,
     )
+    if computes:
+        computed_loss.build(config.model, model, dataset)
+        loss = loss_weights = None
     losses = per_output(config, model, "loss", loss, y_pred)
     pairs = zip(losses, per_output(config, model, "loss_weights", loss_weights or 1.0, y_pred), strict=True)
     weights = [1.0 if loss is None else weight for loss, weight in pairs]
@@ -158,14 +166,16 @@ def compile_model(
     doubts = {"loss": ""}
     if loss is not None:
         doubts["loss"] = _try(model, combined, found, dataset, y, y_pred) or _broadcast(found, targets, outputs)
-    if adds:
+    if computes:
+        doubts["loss"] = "what the model's compute_loss() returns for a logical replica's examples, as their mean"
+    elif adds:
         doubts["loss"] = "what call() adds by add_loss(), for the model is compiled without a loss for its labels"
     summed = CompileMetrics(None, in_floats(metrics), output_names=getattr(model, "output_names", None))
     summed = build_metrics(config, model, summed, dataset, y, y_pred, combined.metric_weights)
     object.__setattr__(model, "_compile_metrics", summed)  # callbacks ask it whether more is better; not a layer's
     if {takes_logits(each) for each in found if each is not None} == {True}:
         doubts["metrics"] = of_probabilities(summed)
-    return combined, summed, known, {of: words for of, words in doubts.items() if words}
+    return combined, Metrics(config.model, model, summed), known, {of: words for of, words in doubts.items() if words}
 
 
 def _try(model: keras.Model, losses: Losses, found: Sequence[Any], dataset: Dataset, y: Any, y_pred: Any) -> str:
@@ -226,17 +236,3 @@ def _labels(loss: Any, output: Any) -> Domain | None:
     arguments = getattr(loss, "_fn_kwargs", {})
     classes = output.shape[arguments.get("axis", -1)]
     return Categories(classes, ignored=arguments.get("ignore_class")) if classes else None
-
-
-def _both(metrics: Any, weighted_metrics: Any) -> Any:
-    """Unweighted and weighted metrics as one argument of compile()."""
-    if not metrics or not weighted_metrics:
-        return metrics or weighted_metrics or None
-    if isinstance(metrics, dict) and isinstance(weighted_metrics, dict):
-        names = metrics.keys() | weighted_metrics.keys()
-        return {k: [*_listed(metrics.get(k)), *_listed(weighted_metrics.get(k))] for k in sorted(names)}
-    return [*metrics, *weighted_metrics]
-
-
-def _listed(metrics: Any) -> list[Any]:
-    return [] if metrics is None else list(metrics) if isinstance(metrics, list | tuple) else [metrics]

@@ -67,3 +67,17 @@ def per_output(config: Config, model: keras.Model, argument: str, given: Any, y_
             )
         return list(given)
     return [given] * len(outputs)
+
+
+def both(metrics: Any, weighted_metrics: Any) -> Any:
+    """Unweighted and weighted metrics as one argument of compile()."""
+    if not metrics or not weighted_metrics:
+        return metrics or weighted_metrics or None
+    if isinstance(metrics, dict) and isinstance(weighted_metrics, dict):
+        names = metrics.keys() | weighted_metrics.keys()
+        return {k: [*_listed(metrics.get(k)), *_listed(weighted_metrics.get(k))] for k in sorted(names)}
+    return [*metrics, *weighted_metrics]
+
+
+def _listed(metrics: Any) -> list[Any]:
+    return [] if metrics is None else list(metrics) if isinstance(metrics, list | tuple) else [metrics]

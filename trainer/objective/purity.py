@@ -13,9 +13,11 @@ import keras.src.random.seed_generator as keras_seeds
 import numpy as np
 from keras.src import backend as keras_backend
 from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.trainers.compile_utils import CompileMetrics
 
 from trainer.errors import UserError
 from trainer.objective.randomness import is_seed
+from trainer.objective.trackers import Metrics, trackers
 
 _LOOPS = ("scan", "associative_scan", "map", "while_loop", "fori_loop")  # of keras.ops
 
@@ -27,20 +29,22 @@ class Noted(NamedTuple):
       used: those to be trained that it read. A metric's may be taken out: it may judge by a model that stays as it is.
       changed: those that it assigned to.
       outside: those that are not trained, and no model's or metric's, that it read; known at the end.
+      values: what it assigned, by id of the variable.
     """
 
     used: list[keras.Variable]
     changed: list[keras.Variable]
     outside: list[keras.Variable]
+    values: dict[int, Any]
 
 
 @contextlib.contextmanager
-def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = None) -> Iterator[Noted]:
+def pure(flag: str, model: keras.Model, metrics: CompileMetrics | Metrics | None = None) -> Iterator[Noted]:
     """Within it a model, its losses and metrics are traced; afterwards, what a step would lose of them is refused.
 
     Args:
       flag: which --model it is, for errors.
-      model, metrics: those whose variables they may use; perhaps made meanwhile.
+      model, metrics: those whose variables they may use; perhaps made meanwhile. Of the model, trackers' too.
 
     Raises:
       UserError: a variable that is none of the model's has changed, such as a metric's, or was used though it is to be
@@ -50,7 +54,7 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
         for their part.
     """
     add_update, get_current_value = keras.StatelessScope.add_update, keras.StatelessScope.get_current_value
-    noted = Noted([], [], [])  # for Keras would wrap what is raised inside a layer
+    noted = Noted([], [], [], {})  # for Keras would wrap what is raised inside a layer
     drawn: list[bool] = []
     asked: list[str] = []
     loops: list[tuple[str, Any]] = []  # that what is traced is in, and the scope around each
@@ -62,6 +66,7 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
             raise RuntimeError("a loop's turns are traced once")  # what was assigned is of no use after it
         add_update(scope, update)
         noted.changed.append(update[0])
+        noted.values[id(update[0])] = update[1]
 
     def reading(scope: Any, variable: Any) -> Any:
         (noted.used if variable.trainable else noted.outside).append(variable)
@@ -107,9 +112,9 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
             "draw before the loop, with a dim for its turns, and give each turn its part; what they change, let the "
             "loop carry" + (" (an RNN unrolls by unroll=True)" if loop == "rnn" else ""),
         )
-    of_metrics = metrics.variables if metrics else []
+    of_metrics = [v for each in (metrics, *(tracker for _, tracker in trackers(model))) if each for v in each.variables]
     known = {id(v) for v in (*model.trainable_variables, *model.non_trainable_variables, *of_metrics)}
-    hidden, strays, noted.outside[:] = ([v for v in some if id(v) not in known] for some in noted)
+    hidden, strays, noted.outside[:] = ([v for v in some if id(v) not in known] for some in noted[:3])
     if drawn or any(map(is_seed, strays)):
         raise UserError(
             "model",
@@ -125,7 +130,7 @@ def pure(flag: str, model: keras.Model, metrics: keras.metrics.Metric | None = N
             flag,
             f"changes {strays[0].path} in call() or a loss, which is no variable of a layer's: what it holds would be "
             "lost",
-            "give a metric to compile(), for an output that tells what it measures; other state is for add_weight()",
+            "make a metric that it updates an attribute of the model or a layer; other state is for add_weight()",
         )
     if hidden:
         raise UserError(

@@ -223,6 +223,12 @@ def shapes(structure: Any) -> str:
     return ", ".join(str(("batch", *t.shape[1:])).replace("'", "") for t in keras.tree.flatten(structure))
 
 
+def share(batch: Batch) -> Tensor:
+    """Of a replica's examples those that weigh something, (): of padding, all is left out."""
+    weights = ops.reshape(batch["weight"], (_examples(batch), -1))
+    return ops.mean(ops.cast(ops.any(weights != 0, axis=-1), "float32"))
+
+
 def _examples(batch: Batch) -> int:
     """b: how many examples a replica's batch has."""
     return int(keras.tree.flatten(batch["x"])[0].shape[0])

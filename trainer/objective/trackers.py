@@ -1,0 +1,100 @@
+"""Trackers: metrics that a model or a layer keeps, and updates in call() or compute_loss(), such as a VAE's terms."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+from keras.src.trainers.compile_utils import CompileMetrics
+
+from trainer.errors import UserError
+from trainer.sums import Tensor
+
+
+def trackers(model: keras.Model) -> Iterator[tuple[str, keras.metrics.Metric]]:
+    """(name of the layer, tracker), and those by which Keras tells the losses of several outputs apart."""
+    for layer in model._flatten_layers():
+        yield from ((layer.name, tracker) for tracker in layer._metrics)
+    compiled = getattr(model, "_compile_loss", None)
+    yield from ((model.name, tracker) for tracker in (compiled.metrics if compiled else ()))
+
+
+class Metrics:
+    """A run's metrics: those of compile(), by whose sums each example counts, and trackers.
+
+    Args:
+      flag: which --model it is, for errors.
+      model: a compiled model.
+      compiled: its metrics by compile(), built.
+
+    Attributes:
+      metrics: all of them.
+      variables: those of compile()'s, and then the trackers'.
+      start: their values after a reset, which need not be zero.
+
+    Raises:
+      UserError: a tracker may be no sum.
+    """
+
+    def __init__(self, flag: str, model: keras.Model, compiled: CompileMetrics) -> None:
+        self.compiled, self._trackers = compiled, dict[str, keras.metrics.Metric]()
+        known, taken = set(map(id, compiled.metrics)), {"loss", *(metric.name for metric in compiled.metrics)}
+        for layer, tracker in trackers(model):
+            if id(tracker) in known:
+                continue
+            known.add(id(tracker))
+            if not type(tracker).update_state.__module__.startswith("keras."):
+                raise UserError(
+                    "model",
+                    flag,
+                    f"{layer} keeps a metric of its own, {tracker.name!r} ({type(tracker).__name__}): nobody knows "
+                    "whether what it keeps can be added up over devices",
+                    "keep one of Keras's, such as keras.metrics.Mean(), or give it to compile()",
+                )
+            name = tracker.name
+            while name in taken:
+                name = f"{layer}_{name}"
+            taken.add(name)
+            tracker.reset_state()
+            self._trackers[name] = tracker
+        self.metrics = [*compiled.metrics, *self._trackers.values()]
+        self.variables = [*compiled.variables, *(v for each in self._trackers.values() for v in each.variables)]
+        self.start = [ops.convert_to_numpy(v) for v in self.variables]
+
+    def values(self, assigned: Mapping[int, Tensor]) -> list[tuple[keras.Variable, Tensor]]:
+        """The variables, with what was assigned to them, by id, or their start."""
+        pairs = zip(self.variables, self.start, strict=True)
+        return [(v, assigned.get(id(v), ops.convert_to_tensor(start))) for v, start in pairs]
+
+    def changes(self, scope: keras.StatelessScope, counted: Tensor | None) -> list[Tensor]:
+        """What was added to each variable, float32.
+
+        Args:
+          scope: in which they were updated.
+          counted: (), the share of a replica's examples that are no padding, of which trackers are told, too; or None.
+        """
+        pairs = [(scope.get_current_value(v), start) for v, start in zip(self.variables, self.start, strict=True)]
+        changes = [ops.cast(value, "float32") - ops.cast(start, "float32") for value, start in pairs]
+        if counted is not None:
+            of_compiled = len(self.compiled.variables)
+            changes[of_compiled:] = [counted * change for change in changes[of_compiled:]]
+        return changes
+
+    def stateless_result(self, values: Sequence[Any]) -> dict[str, Any]:
+        """Name -> result, of the variables' values."""
+        compiled, by_tracker = self._apart(values)
+        results = self.compiled.stateless_result(compiled) if compiled else {}
+        return results | {name: self._trackers[name].stateless_result(own) for name, own in by_tracker.items()}
+
+    def idle(self, sums: Sequence[Any]) -> list[str]:
+        """Names of the trackers that no step has told anything, by the sums of the variables' changes."""
+        return [name for name, own in self._apart(sums)[1].items() if not any(map(np.any, own))]
+
+    def _apart(self, values: Sequence[Any]) -> tuple[list[Any], dict[str, list[Any]]]:
+        """Those of compile()'s variables, and of each tracker's."""
+        remaining = iter(values)
+        compiled = list(itertools.islice(remaining, len(self.compiled.variables)))
+        parts = {name: list(itertools.islice(remaining, len(each.variables))) for name, each in self._trackers.items()}
+        return compiled, parts
