@@ -574,6 +574,8 @@ def turning(input_shape, classes, how):
         layer.layer.build((None, 8))
     if how == "scan":
         layer = Turns(keras.layers.Dropout(0.5))
+    if how == "penalty":
+        layer = Turns(keras.layers.ActivityRegularization(l2=0.1))
     rows = [keras.Input(input_shape), keras.layers.Rescaling(1 / 16), keras.layers.Reshape((8, 8))]
     return keras.Sequential([*rows, layer, keras.layers.Dense(classes)])
 
@@ -915,6 +917,7 @@ def project(tmp_path):
         (["--backend=tensorflow", "--model=user_project:turning(how='scan')"], ["numbers in a turn of scan"]),
         (["--model=user_project:turning(how='rnn')"], ["draws random numbers in a turn of rnn", "unroll=True"]),
         (["--model=user_project:turning(how='batch-norm')"], ["changes", "moving_mean in a turn of scan"]),
+        (["--model=user_project:turning(how='penalty')"], ["adds a loss by add_loss() in a turn of scan", "carry"]),
         (
             ["--model=user_project:stepping(kind='counting')"],
             ["changes 'steps' of Counting in update_step()", "iterations"],

@@ -188,8 +188,9 @@ def _check(config: Config, model: keras.Model) -> None:
                 "model",
                 config.model,
                 f"has a {method}() of its own ({type(model).__name__}), which only fit() calls: here a step is a "
-                "function of variables and examples, and a loss has one value for each example",
-                "give losses and metrics to compile(), what needs no labels to add_loss() in call(), and delete it",
+                "function of variables and examples",
+                "give losses and metrics to compile(), what needs no labels to add_loss() in call(), or let "
+                "compute_loss() return the loss, and delete it",
             )
     if keras.config.floatx() != "float32":
         raise UserError(

@@ -53,17 +53,26 @@ def pure(flag: str, model: keras.Model, metrics: CompileMetrics | Metrics | None
         or a variable changed, in the turns of a loop, which are traced once; or devices of tf.distribute were asked
         for their part.
     """
-    add_update, get_current_value = keras.StatelessScope.add_update, keras.StatelessScope.get_current_value
+    add_update, add_loss = keras.StatelessScope.add_update, keras.StatelessScope.add_loss
+    get_current_value = keras.StatelessScope.get_current_value
     noted = Noted([], [], [], {})  # for Keras would wrap what is raised inside a layer
     drawn: list[bool] = []
     asked: list[str] = []
     loops: list[tuple[str, Any]] = []  # that what is traced is in, and the scope around each
-    repeated: list[tuple[str, keras.Variable]] = []
+    repeated: list[str] = []
+
+    def refusing_turns(scope: Any, what: str) -> None:
+        if inside := [loop for loop, around in loops if around is scope]:
+            repeated.append(f"{what} in a turn of {inside[-1]}")
+            raise RuntimeError("a loop's turns are traced once")  # what comes of them is of no use after it
+
+    def adding(scope: Any, loss: Any) -> None:
+        refusing_turns(scope, "adds a loss by add_loss()")
+        add_loss(scope, loss)
 
     def noting(scope: Any, update: tuple[Any, Any]) -> None:
-        if inside := [loop for loop, around in loops if around is scope]:
-            repeated.append((inside[-1], update[0]))
-            raise RuntimeError("a loop's turns are traced once")  # what was assigned is of no use after it
+        variable = update[0]
+        refusing_turns(scope, "draws random numbers" if is_seed(variable) else f"changes {variable.path}")
         add_update(scope, update)
         noted.changed.append(update[0])
         noted.values[id(update[0])] = update[1]
@@ -81,6 +90,7 @@ def pure(flag: str, model: keras.Model, metrics: CompileMetrics | Metrics | None
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(keras.StatelessScope, "add_update", noting))
+        stack.enter_context(mock.patch.object(keras.StatelessScope, "add_loss", adding))
         stack.enter_context(mock.patch.object(keras.StatelessScope, "get_current_value", reading))
         stack.enter_context(unkeyed(lambda: drawn.append(True)))
         if keras.config.backend() == "tensorflow":
@@ -102,15 +112,13 @@ def pure(flag: str, model: keras.Model, metrics: CompileMetrics | Metrics | None
             "leave it out: with --replicas=1 all examples of a step are in one call",
         )
     if repeated:
-        loop, variable = repeated[0]
-        what = "draws random numbers" if is_seed(variable) else f"changes {variable.path}"
         raise UserError(
             "model",
             flag,
-            f"{what} in a turn of {loop}, and a loop's turns are traced once: each would draw the same, and what is "
-            "assigned is lost",
-            "draw before the loop, with a dim for its turns, and give each turn its part; what they change, let the "
-            "loop carry" + (" (an RNN unrolls by unroll=True)" if loop == "rnn" else ""),
+            f"{repeated[0]}, and a loop's turns are traced once: each would draw the same, and what is assigned or "
+            "added is lost",
+            "draw before the loop, with a dim for its turns, and give each turn its part; what they change, or the "
+            "loss, let the loop carry" + (" (an RNN unrolls by unroll=True)" if repeated[0].endswith("rnn") else ""),
         )
     of_metrics = [v for each in (metrics, *(tracker for _, tracker in trackers(model))) if each for v in each.variables]
     known = {id(v) for v in (*model.trainable_variables, *model.non_trainable_variables, *of_metrics)}
