@@ -480,7 +480,10 @@ class Computing(keras.Sequential):
         self.returned, self.measure = returned, measure
 
     def compute_loss(self, x, y, y_pred, sample_weight):
-        return self.returned(keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True))
+        values = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+        if self.measure:
+            self.measure.update_state(values)
+        return self.returned(values)
 
 
 def computing(input_shape, classes, mean=True, measure=None):
@@ -949,11 +952,11 @@ def project(tmp_path):
             ["--model=user_project:fickle"],
             ["fickle/table in some of its calls in training", "the same variables each time"],
         ),
-        (["--model=user_project:measuring"], ["changes activity/total in call() or a loss", "an attribute of"]),
+        (["--model=user_project:measuring"], ["changes activity/total in call() or a loss", "attribute of"]),
         (["--model=user_project:computing(mean=False)"], ["compute_loss() returns an array (4,)", "return the mean"]),
         (
             ["--model=user_project:computing(measure='largest')"],
-            ["computing keeps a metric of its own, 'largest' (Largest)", "keras.metrics.Mean()"],
+            ["changes largest/total in call() or a loss", "one of Keras's, such as keras.metrics.Mean()"],
         ),
         (
             ["--model=user_project:computing", "--dataset=user_project:WeighsTooMuch"],

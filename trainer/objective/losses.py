@@ -68,21 +68,20 @@ def compile_model(
     given = model._compile_config.config if model.compiled else {}  # what compile() was called with
     labels = keras.tree.flatten(y)
     loss, loss_weights = given.get("loss"), given.get("loss_weights")
+    metrics = both(given.get("metrics"), given.get("weighted_metrics"))
+    computes, without = computed_loss.is_own(model), model.compiled and loss is None
+    adds = computes or (without and bool(labels) and building.adds_losses(model, dataset.spec[0]))
+    if adds and not metrics:  # nothing compares labels with outputs, so they need not fit
+        y, labels = (), []
     for things, each in (("outputs", y_pred), ("labels", y)):
-        if isinstance(each, dict) and any(map(keras.tree.is_nested, each.values())):
+        nested = isinstance(each, dict) and any(map(keras.tree.is_nested, each.values()))
+        if nested and (metrics or not computes):
             raise UserError(
                 "model",
                 config.model,
                 f"has {things} in a dict of which a value is no array: {shapes(each)}",
                 "give one dict of arrays for all outputs, and one for all labels",
             )
-    metrics = both(given.get("metrics"), given.get("weighted_metrics"))
-    computes = computed_loss.is_own(model)
-    adds = computes
-    if model.compiled and loss is None and labels:
-        adds = adds or building.adds_losses(model, dataset.spec[0])
-    if adds and not metrics:  # nothing compares labels with outputs, so they need not fit
-        y, labels = (), []
     if loss is None and labels and not adds:
         if len(labels) != 1 or not np.issubdtype(np.dtype(labels[0].dtype), np.integer):
             raise UserError(
@@ -175,7 +174,7 @@ def compile_model(
     object.__setattr__(model, "_compile_metrics", summed)  # callbacks ask it whether more is better; not a layer's
     if {takes_logits(each) for each in found if each is not None} == {True}:
         doubts["metrics"] = of_probabilities(summed)
-    return combined, Metrics(config.model, model, summed), known, {of: words for of, words in doubts.items() if words}
+    return combined, Metrics(model, summed), known, {of: words for of, words in doubts.items() if words}
 
 
 def _try(model: keras.Model, losses: Losses, found: Sequence[Any], dataset: Dataset, y: Any, y_pred: Any) -> str:

@@ -9,23 +9,24 @@ import numpy as np
 from keras import ops
 from keras.src.trainers.compile_utils import CompileMetrics
 
-from trainer.errors import UserError
 from trainer.sums import Tensor
 
 
 def trackers(model: keras.Model) -> Iterator[tuple[str, keras.metrics.Metric]]:
-    """(name of the layer, tracker), and those by which Keras tells the losses of several outputs apart."""
-    for layer in model._flatten_layers():
-        yield from ((layer.name, tracker) for tracker in layer._metrics)
+    """(name of the layer, tracker), and those by which Keras tells the losses of several outputs apart.
+
+    Those that update themselves by code of their own are left out: nobody knows whether what they keep is a sum.
+    """
     compiled = getattr(model, "_compile_loss", None)
-    yield from ((model.name, tracker) for tracker in (compiled.metrics if compiled else ()))
+    kept = [(layer.name, metric) for layer in model._flatten_layers() for metric in layer._metrics]
+    kept += [(model.name, metric) for metric in (compiled.metrics if compiled else ())]
+    return (each for each in kept if type(each[1]).update_state.__module__.startswith("keras."))
 
 
 class Metrics:
     """A run's metrics: those of compile(), by whose sums each example counts, and trackers.
 
     Args:
-      flag: which --model it is, for errors.
       model: a compiled model.
       compiled: its metrics by compile(), built.
 
@@ -33,26 +34,15 @@ class Metrics:
       metrics: all of them.
       variables: those of compile()'s, and then the trackers'.
       start: their values after a reset, which need not be zero.
-
-    Raises:
-      UserError: a tracker may be no sum.
     """
 
-    def __init__(self, flag: str, model: keras.Model, compiled: CompileMetrics) -> None:
+    def __init__(self, model: keras.Model, compiled: CompileMetrics) -> None:
         self.compiled, self._trackers = compiled, dict[str, keras.metrics.Metric]()
         known, taken = set(map(id, compiled.metrics)), {"loss", *(metric.name for metric in compiled.metrics)}
         for layer, tracker in trackers(model):
             if id(tracker) in known:
                 continue
             known.add(id(tracker))
-            if not type(tracker).update_state.__module__.startswith("keras."):
-                raise UserError(
-                    "model",
-                    flag,
-                    f"{layer} keeps a metric of its own, {tracker.name!r} ({type(tracker).__name__}): nobody knows "
-                    "whether what it keeps can be added up over devices",
-                    "keep one of Keras's, such as keras.metrics.Mean(), or give it to compile()",
-                )
             name = tracker.name
             while name in taken:
                 name = f"{layer}_{name}"
