@@ -138,8 +138,8 @@ def pure(flag: str, model: keras.Model, metrics: CompileMetrics | Metrics | None
             flag,
             f"changes {strays[0].path} in call() or a loss, which is no variable of a layer's: what it holds would be "
             "lost",
-            "let a metric that it updates be one of Keras's, such as keras.metrics.Mean(), and an attribute of a layer or "
-            "the model; other state is for add_weight()",
+            "let a metric that it updates be one of Keras's, such as keras.metrics.Mean(), and an attribute of the "
+            "model or a layer; other state is for add_weight()",
         )
     if hidden:
         raise UserError(
