@@ -20,6 +20,7 @@ BACKENDS = ["tensorflow", "jax"]
 PROJECT = """
 import collections
 import sys
+import time
 
 import keras
 import numpy as np
@@ -369,6 +370,34 @@ class ComputingItself(Computing):
         loss = super().compute_loss(x, y, y_pred, sample_weight, training)
         self.squared.update_state(loss**2)
         return loss
+
+
+class drawn:
+    '''Draws by keras.random, as a user's augmentation may; while a step is traced, too.'''
+
+    class Source:
+        def __init__(self):
+            self.known = np.stack([self.draw(i) for i in range(100)])
+
+        def draw(self, i):
+            time.sleep(0.001)
+            return keras.ops.convert_to_numpy(keras.random.uniform((8,), seed=i))
+
+        def __len__(self):
+            return 1500
+
+        def read(self, ids):
+            x = np.stack([self.draw(int(i) % 100) for i in ids])
+            if not np.array_equal(x, self.known[ids % 100]):
+                raise ValueError("draws something else than before")
+            return x, (x.sum(1) > 4).astype("int32")
+
+    train, evaluation, classes = Source(), (np.zeros((1, 8)), np.zeros(1, "int32")), 2
+
+
+def flat(classes):
+    hidden = [keras.layers.Dense(32, "relu") for _ in range(8)]  # takes some time to trace
+    return keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(classes)])
 
 
 def twice():
@@ -1066,6 +1095,13 @@ def test_a_compute_loss_of_its_own_is_the_loss(project):
     assert finals[1] == own[1]
     assert {name: finals[1][name] for name in finals[0]} == plain and finals[0]["val_power"] > 0
     assert finals[1]["val_computing_itself_loss"] == pytest.approx(finals[1]["val_loss"] ** 2, rel=0.1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_source_draws_as_ever_while_a_step_is_traced(backend, project):
+    """What Keras does otherwise in a step is not for the threads that read."""
+    flags = ("--dataset=my_project:drawn", "--model=my_project:flat", "--epochs=1", f"--backend={backend}")
+    trainer(*flags, "--run_dir=run", cwd=project)
 
 
 def test_a_loss_uses_the_model_s_variables(project):

@@ -3,12 +3,12 @@
 import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
-from unittest import mock
 
 import keras
 from keras.src.layers.layer import CallContext
 
 from trainer.objective.inputs import mode, taken
+from trainer.objective.patched import patched
 
 
 def stateless_call(model: keras.Model, trainable: Any, state: Any, x: Any, training: bool, **more: Any) -> Any:
@@ -30,7 +30,7 @@ def beside(pairs: Iterable[tuple[keras.Variable, Any]]) -> Iterator[None]:
         value = current(scope, variable)
         return found.get(id(variable)) if value is None else value
 
-    with mock.patch.object(keras.StatelessScope, "get_current_value", current_or_beside):
+    with patched(keras.StatelessScope, "get_current_value", current_or_beside):
         yield
 
 
@@ -55,7 +55,7 @@ def _told(model: keras.Model, training: bool) -> Iterator[None]:
         contexts.pop()
 
     with (
-        mock.patch.object(keras.layers.Layer, "_get_call_context", enter),
-        mock.patch.object(keras.layers.Layer, "_maybe_reset_call_context", leave),
+        patched(keras.layers.Layer, "_get_call_context", enter),
+        patched(keras.layers.Layer, "_maybe_reset_call_context", leave),
     ):
         yield

@@ -7,10 +7,11 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import keras
 from keras.src import backend
+
+from trainer.objective.patched import patched
 
 _ACTIVATIONS = ("softmax", "sigmoid")
 _CROSSENTROPIES = ("categorical_crossentropy", "sparse_categorical_crossentropy", "binary_crossentropy")
@@ -48,7 +49,7 @@ def remembered() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for wrapped, names in ((remembering, _ACTIVATIONS), (of_logits, _CROSSENTROPIES)):
             for name in names:
-                stack.enter_context(mock.patch.object(backend.nn, name, wrapped(getattr(backend.nn, name))))
+                stack.enter_context(patched(backend.nn, name, wrapped(getattr(backend.nn, name))))
         yield
 
 

@@ -8,7 +8,6 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
-from unittest import mock
 
 import keras
 import keras.src.backend as keras_backend
@@ -19,6 +18,7 @@ from input_pipeline.domains import Categories
 from input_pipeline.structure import flatten, map_structure, pack
 from trainer.objective.calling import stateless_call
 from trainer.objective.inputs import inputs_of, mode, taken
+from trainer.objective.patched import patched
 
 _SIZES = {keras.layers.Embedding: ("input_dim", "rows"), keras.layers.CategoryEncoding: ("num_tokens", "tokens")}
 
@@ -69,7 +69,7 @@ def looked_up(model: keras.Model, x: Any) -> Lookups:
     values = [[keras.KerasTensor(v.shape, v.dtype) for v in some] for some in variables]
     with contextlib.ExitStack() as patches:
         for layer, names in _SIZES.items():
-            patches.enter_context(mock.patch.object(layer, "__call__", noting(layer.__call__, *names)))
+            patches.enter_context(patched(layer, "__call__", noting(layer.__call__, *names)))
         patches.enter_context(_seen(lambda layer, _: calls.append(layer)))
         keras_backend.compute_output_spec(call, *values, _as_taken(model, x))
     return Lookups(found, list({id(layer): layer for layer in calls}.values()))
@@ -84,7 +84,7 @@ def _seen(see: Callable[[keras.layers.Embedding, Any], None]) -> Iterator[None]:
         see(layer, inputs)
         return plain(layer, inputs)
 
-    with mock.patch.object(keras.layers.Embedding, "call", call):
+    with patched(keras.layers.Embedding, "call", call):
         yield
 
 
@@ -103,7 +103,7 @@ def nan_out_of_range(layers: Sequence[keras.layers.Embedding]) -> Iterator[None]
         rows = plain(layer, ops.where(there, numbers, ops.zeros_like(numbers)))  # TensorFlow's CPUs would raise
         return ops.where(ops.expand_dims(there, -1), rows, ops.cast(np.nan, rows.dtype))
 
-    with mock.patch.object(keras.layers.Embedding, "call", call) if layers else contextlib.nullcontext():
+    with patched(keras.layers.Embedding, "call", call) if layers else contextlib.nullcontext():
         yield
 
 

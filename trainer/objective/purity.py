@@ -3,10 +3,8 @@
 import contextlib
 import functools
 import random
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-from unittest import mock
 
 import keras
 import keras.src.random.seed_generator as keras_seeds
@@ -16,6 +14,7 @@ from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.trainers.compile_utils import CompileMetrics
 
 from trainer.errors import UserError
+from trainer.objective.patched import patched
 from trainer.objective.randomness import is_seed
 from trainer.objective.trackers import Metrics, trackers
 
@@ -89,13 +88,13 @@ def pure(flag: str, model: keras.Model, metrics: CompileMetrics | Metrics | None
         return ask
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(keras.StatelessScope, "add_update", noting))
-        stack.enter_context(mock.patch.object(keras.StatelessScope, "add_loss", adding))
-        stack.enter_context(mock.patch.object(keras.StatelessScope, "get_current_value", reading))
+        stack.enter_context(patched(keras.StatelessScope, "add_update", noting))
+        stack.enter_context(patched(keras.StatelessScope, "add_loss", adding))
+        stack.enter_context(patched(keras.StatelessScope, "get_current_value", reading))
         stack.enter_context(unkeyed(lambda: drawn.append(True)))
         if keras.config.backend() == "tensorflow":
             for name in ("merge_call", "all_reduce", "all_gather"):
-                stack.enter_context(mock.patch.object(_context_of_device(), name, asking(name)))
+                stack.enter_context(patched(_context_of_device(), name, asking(name)))
             stack.enter_context(_inlined())
         stack.enter_context(_looping(loops))
         try:
@@ -159,7 +158,6 @@ def unkeyed(note: Callable[[], None]) -> Iterator[None]:
     Of Keras's own state, or of Python's or numpy's, a compiled step would draw the same for ever; that of TensorFlow's
     is in no checkpoint.
     """
-    thread = threading.get_ident()  # others may read data
 
     def of_keras() -> keras.random.SeedGenerator:  # refused by Keras on JAX alone
         note()
@@ -171,20 +169,21 @@ def unkeyed(note: Callable[[], None]) -> Iterator[None]:
 
     def of_host(draw: Callable[..., Any]) -> Callable[..., Any]:
         def drawing(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == thread:
-                note()
+            note()
             return draw(*args, **kwargs)
 
         return drawing
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(keras_seeds, "global_seed_generator", of_keras))
+        stack.enter_context(patched(keras_seeds, "global_seed_generator", of_keras))
         if keras.config.backend() == "tensorflow":  # what its stateful operations ask
-            stack.enter_context(mock.patch("tensorflow.python.framework.random_seed.get_seed", of_tensorflow))
+            import tensorflow.python.framework.random_seed as tf_seeds
+
+            stack.enter_context(patched(tf_seeds, "get_seed", of_tensorflow))
         for module, generator in ((random, random._inst), (np.random, np.random.mtrand._rand)):
             for name, draw in list(vars(module).items()):
                 if getattr(draw, "__self__", None) is generator:
-                    stack.enter_context(mock.patch.object(module, name, of_host(draw)))
+                    stack.enter_context(patched(module, name, of_host(draw)))
         yield
 
 
@@ -192,7 +191,7 @@ def unkeyed(note: Callable[[], None]) -> Iterator[None]:
 def _looping(loops: list[tuple[str, Any]]) -> Iterator[None]:
     """Within it, `loops` has those of Keras's loops whose turns are being traced, innermost last."""
 
-    def patched(owner: Any, name: str) -> contextlib.AbstractContextManager[Any]:
+    def turning(owner: Any, name: str) -> contextlib.AbstractContextManager[Any]:
         loop = getattr(owner, name)
 
         def within(function: Any) -> Any:
@@ -212,12 +211,12 @@ def _looping(loops: list[tuple[str, Any]]) -> Iterator[None]:
             args = tuple(within(each) if callable(each) else each for each in args)
             return loop(*args, **{k: within(each) if callable(each) else each for k, each in kwargs.items()})
 
-        return mock.patch.object(owner, name, run)
+        return patched(owner, name, run)
 
     with contextlib.ExitStack() as stack:
         for name in _LOOPS:
-            stack.enter_context(patched(keras_backend.core, name))
-        stack.enter_context(patched(keras_backend, "rnn"))
+            stack.enter_context(turning(keras_backend.core, name))
+        stack.enter_context(turning(keras_backend, "rnn"))
         yield
 
 
@@ -239,7 +238,7 @@ def _inlined() -> contextlib.AbstractContextManager[Any]:
         with ag_ctx.ControlStatusCtx(ag_ctx.Status.UNSPECIFIED):  # around it AutoGraph is off
             return py_func_from_autograph(python)(*args, **kwargs)
 
-    return mock.patch.object(type(tf.function(lambda: None)), "__call__", call)
+    return patched(type(tf.function(lambda: None)), "__call__", call)
 
 
 def _context_of_device() -> type:

@@ -8,13 +8,14 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
-from unittest import mock
 
 import keras
 import numpy as np
 from keras import ops
 from keras.src.backend import random as of_backend
 from keras.src.random.seed_generator import draw_seed
+
+from trainer.objective.patched import patched
 
 Tensor = Any  # of the backend
 GOLDEN = 0x9E3779B9  # of 2**32: its multiples lie far from one another
@@ -47,7 +48,7 @@ def drawn_from(generator: Generator) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in vars(Random):
             if not name.startswith("_"):
-                stack.enter_context(mock.patch.object(of_backend, name, getattr(ours, name)))
+                stack.enter_context(patched(of_backend, name, getattr(ours, name)))
         yield
 
 

@@ -6,12 +6,12 @@ start would begin it anew. It is no logical replica's: each device updates its c
 
 import itertools
 from typing import Any, NoReturn
-from unittest import mock
 
 import keras
 from keras import ops
 
 from trainer.errors import UserError
+from trainer.objective.patched import patched
 from trainer.objective.purity import numbers, unkeyed
 from trainer.objective.randomness import GOLDEN, Generator, drawn_from
 
@@ -52,7 +52,7 @@ def key(
             number, step = next(numbered) + (of._initial_seed or 0), ops.cast(iterations.value, of.state.dtype)
             return ops.stack([ops.convert_to_tensor(number % 2**32, of.state.dtype), step])
 
-        before, keyed = numbers(optimizer), mock.patch.object(keras.random.SeedGenerator, "next", following)
+        before, keyed = numbers(optimizer), patched(keras.random.SeedGenerator, "next", following)
         with keyed, unkeyed(refuse), drawn_from(generator):
             update(gradient, variable, learning_rate)
         if changed := [name for name, value in numbers(optimizer).items() if before.get(name, value) != value]:
