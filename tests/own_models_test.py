@@ -73,14 +73,15 @@ def not_forgetful(input_shape, classes):
 
 @keras.saving.register_keras_serializable("test")
 class Net(keras.Model):
-    '''Subclassed, built by its first call, compiled with metrics of its own.'''
+    '''Subclassed, built by its first call, compiled with metrics of its own; takes its inputs apart.'''
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.hidden, self.out = keras.layers.Dense(16, "tanh"), keras.layers.Dense(1, activation="sigmoid")
 
     def call(self, inputs):
-        return self.out(self.hidden(keras.ops.square(inputs["points"])))
+        del inputs["ones"]
+        return self.out(self.hidden(keras.ops.square(inputs.pop("points"))))
 
 
 def loaded(input_shape, classes):

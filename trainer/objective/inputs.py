@@ -26,10 +26,11 @@ def mode(model: keras.Model, training: bool) -> dict[str, bool]:
 def taken(model: keras.Model, x: Any) -> Any:
     """What a model takes of x: of a dict, the arrays that its inputs name; None for an optional one that is not there.
 
-    Keras would pair all arrays with the inputs, both in the order of their names, and say so in a warning.
+    Keras would pair all arrays with the inputs, both in the order of their names, and say so in a warning. A call() of
+    its own is given a dict that it may change, as under fit().
     """
     declared = _declared(model)
-    return _named(declared.input, x) if declared else x
+    return _named(declared.input, x) if declared else map_structure(lambda array: array, x)
 
 
 def inputs_of(model: keras.Model, x: Any) -> list[keras.KerasTensor | None]:
