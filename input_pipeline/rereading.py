@@ -1,18 +1,27 @@
-"""Whether examples that are read again are the same."""
+"""Whether examples that are read again are the same, and read by several threads at once."""
 
+import itertools
+import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from input_pipeline import order
+from input_pipeline.given import Batches, Items
 from input_pipeline.source import DataError, Example, Source, checked, is_streamed, read
 from input_pipeline.structure import flatten
 
+_THREADS = 4
+_SECONDS = 0.1  # for which threads read beside each other; of those that share an open file, some then read astray
+Changed = Callable[[npt.NDArray[np.int64]], list[Any]]
+
 
 def check_same(source: Source, augment: Callable[[Example, Any], Example] | None = None) -> None:
-    """Reads some examples again, in another order and company, and changes them by the same keys.
+    """Reads some examples again, in another order and company, and by several threads; changes them by the same keys.
 
     Raises:
       DataError: they are others then. A run could not go on with them after a start, and readers beside each other
@@ -34,6 +43,46 @@ def check_same(source: Source, augment: Callable[[Example, Any], Example] | None
                 "what changes from pass to pass in the dataset's `augment`, by its keys; shuffle a tf.data.Dataset "
                 "once, by .shuffle(n, seed=0, reshuffle_each_iteration=False) (of folders by Keras: shuffle=False)"
             )
+    if not (is_streamed(source) or (_is_ours(source) and _is_ours(augment or check_same))):
+        _check_beside(changed, np.unique(np.linspace(0, len(source) - 1, _THREADS).astype(np.int64)))
+
+
+def _is_ours(thing: Any) -> bool:
+    return not isinstance(thing, Batches | Items) and thing.__module__.startswith(f"{__package__}.")
+
+
+def _check_beside(changed: Changed, ids: npt.NDArray[np.int64]) -> None:
+    """Reads examples, far from each other, by threads that take turns as often as they can.
+
+    Raises:
+      DataError: some are others then, or can't be read.
+    """
+    known = [changed(ids[[i]]) for i in range(len(ids))]
+    end, interval = time.monotonic() + _SECONDS, sys.getswitchinterval()
+
+    def reads_astray(thread: int) -> bool:
+        for i in itertools.cycle(np.roll(range(len(ids)), thread)):
+            for a, b in zip(known[i], changed(ids[[i]]), strict=True):
+                if not (np.array_equal(a, b) or _close(a, b)):
+                    return True
+            if time.monotonic() > end:
+                return False
+        return False
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(_THREADS) as threads:
+            reason = "are others" if any(threads.map(reads_astray, range(_THREADS))) else ""
+    except Exception as error:  # whatever a read() may raise
+        reason = f"can't be read ({type(error).__name__}: {error})"
+    finally:
+        sys.setswitchinterval(interval)
+    if reason:
+        raise DataError(
+            f"examples {reason} when several threads read at once, as a run's do: one moves what another reads from. "
+            "Open files in read(), or one for each thread (threading.local()); or hold a threading.Lock() in read(); "
+            "or let input_pipeline.processes.Processes read it"
+        )
 
 
 def _close(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:

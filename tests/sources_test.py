@@ -9,9 +9,11 @@ import pathlib
 import re
 import resource
 import shutil
+import sqlite3
 import struct
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections import Counter
@@ -658,6 +660,40 @@ class Augmented:
     random = np.random.default_rng(0)
 
 
+class Shared:
+    """Examples of a file that is open once, for all threads."""
+
+    def __init__(self):
+        self.file = io.FileIO(os.memfd_create("shared"), "r+")
+        self.file.write(np.arange(2**20, dtype=np.int64).tobytes())
+
+    def __len__(self):
+        return 2**20
+
+    def __getitem__(self, i):
+        self.file.seek(8 * i)
+        return np.frombuffer(self.file.read(8), np.int64)
+
+
+class Owned(Shared):
+    """Examples that one thread alone may read, as of a connection of sqlite3."""
+
+    def __init__(self):
+        super().__init__()
+        self.connection = sqlite3.connect(":memory:")
+
+    def __getitem__(self, i):
+        return np.array(self.connection.execute("SELECT ?", (int(i),)).fetchone())
+
+
+class Locked(Shared):
+    lock = threading.Lock()
+
+    def __getitem__(self, i):
+        with self.lock:
+            return super().__getitem__(i)
+
+
 class Standardized:
     """Examples by the mean of those that are read together."""
 
@@ -726,6 +762,11 @@ def test_batches_are_taken_apart():
             {"train": (X, Y), "augment": lambda example, keys: (example[0] + np.random.rand(), example[1])},
             "others when",
         ),
+        (Shared(), "are others when several threads read at once"),
+        (
+            Owned(),
+            r"can't be read \(ProgrammingError: SQLite objects created in a thread.* several threads read at once",
+        ),
         (Standardized(), r"are others when they are read again. A source is a function of the id"),
         (((X / 16.0, Y), (X, Y)), "were only some of them scaled"),
         ((({"a": X}, Y), ({"b": X}, Y)), "same structure"),
@@ -735,6 +776,10 @@ def test_batches_are_taken_apart():
 def test_what_load_may_not_return(loaded, said):
     with pytest.raises(DataError, match=said):
         prepare(loaded, 0.0).facts()
+
+
+def test_a_source_that_threads_take_turns_with_is_taken():
+    assert prepare(Locked(), 0.0).train.read(np.array([5, 3])).tolist() == [[5], [3]]
 
 
 LISTS = """
