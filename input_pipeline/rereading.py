@@ -41,8 +41,8 @@ def check_same(source: Source, augment: Callable[[Example, Any], Example] | None
             raise DataError(
                 f"examples {ids.tolist()} are others when they are read again. A source is a function of the id: draw "
                 "what changes from pass to pass in the dataset's `augment`, by its keys; shuffle a tf.data.Dataset "
-                "once, by .shuffle(n, seed=0, reshuffle_each_iteration=False) (of folders by Keras: shuffle=False); return "
-                "a new array each time, not one that is filled anew"
+                "once, by .shuffle(n, seed=0, reshuffle_each_iteration=False) (of folders by Keras: shuffle=False); "
+                "return a new array each time, not one that is filled anew"
             )
     if not (is_streamed(source) or (_is_ours(source) and _is_ours(augment or check_same))):
         _check_beside(changed, np.unique(np.linspace(0, len(source) - 1, _THREADS).astype(np.int64)))
