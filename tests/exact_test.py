@@ -100,6 +100,7 @@ def test_a_block_s_length_changes_nothing(tmp_path):
     assert len({summary(directory)["weights_sha256"] for directory in tmp_path.iterdir()}) == 1
 
 
+@pytest.mark.long
 def test_many_replicas_of_one_device(tmp_path):
     """Each is a result of a program that takes a batch apart, and XLA took minutes to compile one of so many."""
     flags = ("--replicas=192", "--global_batch=384", "--steps=5", "--evaluate_every=never")

@@ -1320,6 +1320,7 @@ def test_outputs_are_weighed_apart(project, monkeypatch):
     assert "is given weights of decoded, and no output has a loss that they could weigh" in said
 
 
+@pytest.mark.long
 def test_the_mask_of_an_output_that_is_weighed_apart_is_part_of_its_weights(project):
     """The other outputs need none, or another."""
     finals = []

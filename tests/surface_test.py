@@ -263,6 +263,7 @@ def test_optimizers_agree_across_backends(optimizer, tmp_path, initial_state):
     assert deviation(*curves) <= 1e-4
 
 
+@pytest.mark.long
 def test_an_optimizer_s_copies_of_the_variables_are_of_those_that_were_given(tmp_path):
     first, tuned = tmp_path / "first", tmp_path / "tuned"
     trainer("--backend=jax", "--steps=30", f"--run_dir={first}")
