@@ -59,6 +59,17 @@ def scaled(input_shape, classes):
     model.compile(loss=loss, metrics=["accuracy"])
     return model
 
+class Annealed(keras.losses.Loss):
+    steps = 0
+    def call(self, y, y_pred):
+        self.steps += 1
+        return keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True) * 0.9**self.steps
+
+def annealing(input_shape, classes):
+    model = good(input_shape, classes)
+    model.compile("sgd", Annealed())
+    return model
+
 class Sampling(keras.Model):
     def __init__(self):
         super().__init__()
@@ -124,6 +135,8 @@ def test_a_number_that_call_counts_up_is_named(here):
     """A compiled step has what it was when it was traced."""
     out = trainer("probe", "--backend=jax", "--model=planted:warming", cwd=here, code=1).stdout
     assert "'calls' of layer 'sequential/warmup': is changed in Python by each call()" in out and "add_weight" in out
+    out = trainer("probe", "--backend=jax", "--model=planted:annealing", cwd=here, code=1).stdout
+    assert "'steps' of loss 'annealed': is changed in Python by each step" in out
 
 
 def test_random_numbers_in_evaluation_break_nothing(here):

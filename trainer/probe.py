@@ -87,12 +87,8 @@ def _model(parts: Assembly) -> list[Finding]:
         when = "in training" if training else "in evaluation, too"
         once, before = call(x), _numbers(model)
         twice, after = call(x), _numbers(model)
-        if counting := [name for name, number in after.items() if before.get(name) != number]:
-            problem = (
-                f"is changed in Python by each call() {when}: a compiled step does so once, when it is traced. Keep "
-                "it by self.add_weight(trainable=False), and assign to that"
-            )
-            return [Finding(counting[0], problem)]
+        if counting := _counting(before, after, f"by each call() {when}"):
+            return counting
         among_others = call(mixed)
         differing = _first_difference(close, names, once, twice)
         if differing:
@@ -152,9 +148,18 @@ def _caller(model: keras.Model, training: bool) -> Callable[[Any], list[Any]]:
 
 
 def _numbers(model: keras.Model) -> dict[str, int | float]:
-    """The numbers that layers have as attributes, by name."""
-    layers = model._flatten_layers()
-    return {f"{name!r} of layer {each.path!r}": value for each in layers for name, value in numbers(each).items()}
+    """The numbers that layers and losses have as attributes, by name."""
+    things = {f"layer {layer.path!r}": layer for layer in model._flatten_layers()}
+    things |= {f"loss {each.name!r}": each for each in keras.tree.flatten(model.loss) if hasattr(each, "call")}
+    return {f"{name!r} of {of}": value for of, each in things.items() for name, value in numbers(each).items()}
+
+
+def _counting(before: dict[str, int | float], after: dict[str, int | float], when: str) -> list[Finding]:
+    problem = (
+        f"is changed in Python {when}: a compiled step does so once, when it is traced. Keep it by the model's "
+        "or a layer's add_weight(trainable=False), and assign to that"
+    )
+    return [Finding(name, problem) for name, number in after.items() if before.get(name) != number][:1]
 
 
 def _first_difference(close: Close, names: Sequence[str], a: Sequence[Any], b: Sequence[Any]) -> str:
@@ -211,8 +216,11 @@ def _sums(parts: Assembly) -> list[Finding]:
     objective, model = parts.program.objective, parts.program.model
     x, y = _examples(parts, 0)
     sums, close = _summing(parts), _closeness(model)
-    whole, single = sums(), [sums(slice(i, i + 1)) for i in range(EXAMPLES)]
-    if not close(whole.objective, sums(replica=1).objective):
+    single, whole, before = [sums(slice(i, i + 1)) for i in range(EXAMPLES)], sums(), _numbers(model)
+    again = sums(replica=1)
+    if counting := _counting(before, _numbers(model), "by each step"):
+        return counting
+    if not close(whole.objective, again.objective):
         problem = "draws random numbers in evaluation, too: what evaluations give depends on --replicas"
         return [Finding("the loss", problem, breaks=False)]
     found, computes = list[Finding](), computed_loss.is_own(model)
