@@ -565,6 +565,20 @@ class Jitted(keras.layers.Layer):
         return self.jitted(x)
 
 
+class Places(keras.layers.Layer):
+    places = None
+
+    def call(self, x):
+        if self.places is None:
+            self.places = keras.ops.arange(x.shape[-1], dtype="float32")
+        return keras.ops.cast(x, "float32") + self.places
+
+
+def placing(input_shape, classes):
+    layers = [keras.Input(input_shape), keras.layers.Flatten(), Places(), keras.layers.Dense(classes)]
+    return keras.Sequential(layers)
+
+
 def jitted(input_shape, classes):
     layers = [keras.layers.Rescaling(1 / 16), keras.layers.Flatten(), Jitted(8), keras.layers.Dense(classes)]
     return keras.Sequential([keras.Input(input_shape), *layers])
@@ -915,6 +929,11 @@ def project(tmp_path):
         (["--model=user_project:noisy(seed='own')"], ["from no layer's seed", "SeedGenerator"]),
         (["--backend=tensorflow", "--model=user_project:noisy"], ["from no layer's seed", "SeedGenerator"]),
         (["--backend=tensorflow", "--model=user_project:noisy(seed='tensorflow')"], ["from no layer's seed"]),
+        (["--model=user_project:placing"], ["keeps a value of JAX's from one trace for another", "by numpy, or anew"]),
+        (
+            ["--model=user_project:placing", "--backend=tensorflow"],
+            ["keeps a tensor from one trace for another: ", "<tf.Tensor", "by numpy, or anew"],
+        ),
         (["--model=user_project:jitted"], ["keeps a value of JAX's from one trace for another", "take jax.jit off"]),
         (["--model=user_project:turning(how='scan')"], ["draws random numbers in a turn of scan", "before the loop"]),
         (["--backend=tensorflow", "--model=user_project:turning(how='scan')"], ["numbers in a turn of scan"]),

@@ -16,7 +16,7 @@ import tensorflow as tf
 from input_pipeline.pipeline import Batch, Pipeline
 from input_pipeline.structure import map_structure
 from trainer.cluster import ALONE, Cluster
-from trainer.errors import UserError
+from trainer.errors import UserError, said_by_keras
 from trainer.optimizers import each_of
 from trainer.program import Program
 from trainer.strategies import tf_flops
@@ -89,15 +89,21 @@ class TFDistribute(Strategy):
         return self._call(self._evaluate, block, np.array([first, count, 0], np.int32), totals)
 
     def _call(self, function: Compiled, *arguments: Any) -> Totals:
-        """Calls a compiled function; what XLA can't compile in it is told as the user's to change."""
+        """Calls a compiled function; what can't be compiled in it is told as the user's to change."""
+        model = self._program.config.model
         try:
             return function(*arguments)
+        except TypeError as error:
+            if "out of scope" not in str(error):
+                raise
+            reason = f"keeps a tensor from one trace for another: {said_by_keras(error).splitlines()[-1]}"
+            raise UserError("model", model, reason, "compute what it keeps by numpy, or anew in each call()") from error
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             if not self._xla or "XLA" not in error.message:
                 raise
             reason = f"can't be compiled by XLA: {error.message.splitlines()[0]}"
             fix = "call model.compile(jit_compile=False, ...) in build()"
-            raise UserError("model", self._program.config.model, reason, fix) from error
+            raise UserError("model", model, reason, fix) from error
 
     def predict(self, x: Any) -> Any:
         return tf.nest.map_structure(np.asarray, self._predict(x))
