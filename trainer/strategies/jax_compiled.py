@@ -55,7 +55,8 @@ def explained(program: Program) -> Iterator[None]:
             program.config.model,
             f"keeps a value of JAX's from one trace for another ({where[1] if where else words.splitlines()[0]})",
             "compute what it keeps by numpy, or anew in each call(); take jax.jit off call(), and what it calls: a "
-            "step is compiled as a whole; let a branch or a loop return what it computes, and draw random numbers before",
+            "step is compiled as a whole; let a branch or a loop return what it computes, and draw random numbers "
+            "before it",
         ) from error
     except ValueError as error:
         if "not supported by dot_general" not in str(error):
