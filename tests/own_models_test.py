@@ -373,6 +373,27 @@ class ComputingItself(Computing):
         return loss
 
 
+class Tied(keras.metrics.Mean):
+    '''Of several best classes takes one by lot, as metrics of rankings do.'''
+
+    def __init__(self):
+        super().__init__(name="tied")
+        self.seed = keras.random.SeedGenerator(1)
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        best = keras.ops.equal(y_pred, keras.ops.max(y_pred, axis=-1, keepdims=True))
+        lots = [keras.random.uniform(keras.ops.shape(y_pred), seed=seed) for seed in (self.seed, None)]
+        found = keras.ops.argmax(keras.ops.where(best, sum(lots), -1.0), axis=-1)
+        super().update_state(keras.ops.equal(found, keras.ops.cast(y, found.dtype)), sample_weight)
+
+
+def undecided(classes):
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(classes, kernel_initializer="zeros")])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.0), loss, metrics=[Tied()])
+    return model
+
+
 class drawn:
     '''Draws by keras.random, as a user's augmentation may; while a step is traced, too.'''
 
@@ -1160,6 +1181,18 @@ def test_a_model_compiled_without_a_loss_has_its_own_alone(project):
         out = trainer("export", f"--run_dir={project / str(i)}", cwd=project).stdout
         assert "agrees with the model" in out and ("no model.keras" in out) == bool(why_not)
         assert all(words in out for words in why_not)
+
+
+def test_a_metric_may_draw(project):
+    """By the key of the step and replica, whatever the backend and the devices."""
+    found = []
+    for i, where in enumerate((["--strategy=mirrored", "--devices=2"], ["--backend=jax"])):
+        run = project / str(i)
+        flags = ("--model=my_project:undecided", "--replicas=2", "--steps=8", "--log_every=2", f"--run_dir={run}")
+        trainer(*where, *flags, cwd=project)
+        found.append([line["tied"] for line in lines(run)] + [summary(run)["final"]["test_tied"]])
+    assert found[0] == found[1] and len(set(found[0])) == 5
+    assert all(0.02 < value < 0.25 for value in found[0])
 
 
 def test_a_metric_that_looks_at_its_numbers(project):

@@ -24,7 +24,7 @@ from input_pipeline.pipeline import Batch
 from trainer.objective import computed_loss, logits, lookups
 from trainer.objective.calling import beside, stateless_call
 from trainer.objective.purity import Noted, pure
-from trainer.objective.randomness import GOLDEN, Generator, drawn_from, is_seed
+from trainer.objective.randomness import GOLDEN, Generator, drawn_from, is_seed, keyed
 from trainer.objective.state import State
 from trainer.objective.trackers import Metrics
 from trainer.objective.weighing import Losses, share
@@ -153,7 +153,8 @@ class Objective:
     def _metric_sums(self, batch: Batch, y_pred: Any, scope: keras.StatelessScope, training: bool) -> list[Tensor]:
         if self.metrics.compiled.variables:
             weights = self._losses.metric_weights(batch, y_pred)
-            self.metrics.compiled.update_state(batch["y"], y_pred, sample_weight=weights)
+            with keyed(batch["key"], first=len(self._is_seed)):
+                self.metrics.compiled.update_state(batch["y"], y_pred, sample_weight=weights)
         return self.metrics.changes(scope, share(batch) if "weight" in batch and not training else None)
 
     def no_sums(self, gradients: bool) -> Sums:

@@ -20,6 +20,7 @@ from input_pipeline.structure import map_structure
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.objective.purity import pure
+from trainer.objective.randomness import keyed
 from trainer.objective.trial import EXAMPLES, TOLERANCE, drawn, over_batches, several
 from trainer.objective.weighing import expand, shapes
 
@@ -44,6 +45,7 @@ _OF_PROBABILITIES = (
 )
 # Functions of Keras's metrics that broadcast labels (batch,) against outputs (batch, 1).
 _OF_ONE_RANK = (keras.losses.hinge, keras.losses.kl_divergence, keras.losses.poisson, keras.losses.squared_hinge)
+_KEY = np.zeros(2, np.uint32)  # by which those are tried that draw, as metrics of rankings do for their ties
 _NO_SUMS = ("ConcordanceCorrelation", "PearsonCorrelation")  # Keras's own, but the mean over batches
 
 
@@ -119,7 +121,7 @@ def build_metrics(
 def _update(config: Config, model: keras.Model, metrics: CompileMetrics, symbols: Any) -> None:
     """Traces an update with symbolic labels, outputs and weights; the first one makes the metrics' variables."""
     try:
-        with pure(config.model, model, metrics) as noted, contextlib.ExitStack() as stack:
+        with pure(config.model, model, metrics) as noted, keyed(_KEY), contextlib.ExitStack() as stack:
             for metric in metrics.metrics:
                 if function := getattr(metric, "_fn", None):
                     stack.enter_context(mock.patch.object(metric, "_fn", _of_examples(function)))
@@ -221,9 +223,10 @@ def _tried_with(metrics: CompileMetrics, own: str, y: Any, y_pred: Any, weights:
 
     def update(batch: Any) -> Any:
         y, y_pred, *weight = batch
-        new = metrics.stateless_update_state(
-            [ops.convert_to_tensor(s) for s in start], y, y_pred, sample_weight=weight[0] if weight else None
-        )
+        with keyed(_KEY):
+            new = metrics.stateless_update_state(
+                [ops.convert_to_tensor(s) for s in start], y, y_pred, sample_weight=weight[0] if weight else None
+            )
         return [n - s for n, s in zip(new, start, strict=True)]
 
     try:

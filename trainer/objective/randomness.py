@@ -5,11 +5,15 @@ curve, would be another on each. The bits are Philox's on both (see strategies/p
 """
 
 import contextlib
+import functools
+import itertools
 import math
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import keras.src.random.seed_generator as keras_seeds
 import numpy as np
 from keras import ops
 from keras.src.backend import random as of_backend
@@ -50,6 +54,25 @@ def drawn_from(generator: Generator) -> Iterator[None]:
             if not name.startswith("_"):
                 stack.enter_context(patched(of_backend, name, getattr(ours, name)))
         yield
+
+
+@contextlib.contextmanager
+def keyed(key: Tensor, first: int = 0) -> Iterator[None]:
+    """Within it all draws follow from a key: of metrics that do, as those of rankings do for their ties.
+
+    Args:
+      key: uint32 (2,).
+      first: the number of the first draw, which makes another key of it for each.
+    """
+    numbers = itertools.count(first)
+
+    def following(of: Any, ordered: bool = True) -> Tensor:
+        return ops.cast(key, "uint32") + ops.convert_to_tensor([next(numbers) * GOLDEN % 2**32, 0], "uint32")
+
+    without = types.SimpleNamespace(next=functools.partial(following, None))
+    with patched(keras_seeds, "global_seed_generator", lambda: without):
+        with patched(keras.random.SeedGenerator, "next", following):
+            yield
 
 
 class Random:
