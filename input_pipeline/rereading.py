@@ -44,7 +44,8 @@ def check_same(source: Source, augment: Callable[[Example, Any], Example] | None
                 "once, by .shuffle(n, seed=0, reshuffle_each_iteration=False) (of folders by Keras: shuffle=False); "
                 "return a new array each time, not one that is filled anew"
             )
-    if not (is_streamed(source) or (_is_ours(source) and _is_ours(augment or check_same))):
+    theirs = [each for each in (source, augment) if each is not None and not _is_ours(each)]
+    if theirs and not is_streamed(source):
         _check_beside(changed, np.unique(np.linspace(0, len(source) - 1, _THREADS).astype(np.int64)))
 
 

@@ -69,8 +69,8 @@ def compile_model(
     labels = keras.tree.flatten(y)
     loss, loss_weights = given.get("loss"), given.get("loss_weights")
     metrics = both(given.get("metrics"), given.get("weighted_metrics"))
-    computes, without = computed_loss.is_own(model), model.compiled and loss is None
-    adds = computes or (without and bool(labels) and building.adds_losses(model, dataset.spec[0]))
+    computes, no_loss = computed_loss.is_own(model), model.compiled and loss is None
+    adds = computes or (no_loss and bool(labels) and building.adds_losses(model, dataset.spec[0]))
     if adds and not metrics:  # nothing compares labels with outputs, so they need not fit
         y, labels = (), []
     for things, each in (("outputs", y_pred), ("labels", y)):
