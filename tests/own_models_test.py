@@ -1323,6 +1323,7 @@ def test_columns_find_their_inputs(project):
 
 
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
+@pytest.mark.long
 def test_outputs_are_weighed_apart(project, monkeypatch):
     """As fit() takes weights by output: they multiply its loss, in a mean over all examples, and weigh its metrics."""
     monkeypatch.syspath_prepend(project)
