@@ -679,7 +679,6 @@ class Owned(Shared):
     """Examples that one thread alone may read, as of a connection of sqlite3."""
 
     def __init__(self):
-        super().__init__()
         self.connection = sqlite3.connect(":memory:")
 
     def __getitem__(self, i):

@@ -70,11 +70,11 @@ def pure(flag: str, model: keras.Model, metrics: CompileMetrics | Metrics | None
         add_loss(scope, loss)
 
     def noting(scope: Any, update: tuple[Any, Any]) -> None:
-        variable = update[0]
+        variable, value = update
         refusing_turns(scope, "draws random numbers" if is_seed(variable) else f"changes {variable.path}")
         add_update(scope, update)
-        noted.changed.append(update[0])
-        noted.values[id(update[0])] = update[1]
+        noted.changed.append(variable)
+        noted.values[id(variable)] = value
 
     def reading(scope: Any, variable: Any) -> Any:
         (noted.used if variable.trainable else noted.outside).append(variable)
