@@ -52,12 +52,14 @@ def load(
     held_out: int = 20,
     evaluation_examples: int = 512,
     tokenizer: str = "",
+    field: str = "",
     evaluation: str = "",
     validation: str = "",
 ) -> Dataset:
     """Every `held_out`-th file is for evaluation, of a single file so small a part of its tokens, the last.
 
-    Files are joined, with a zero byte or an end token between.
+    Documents are joined, with a zero byte or an end token between: files, perhaps compressed (.gz, .bz2, .xz, .zst); or
+    of files of JSON's lines and of .parquet, each line or row, where `field` is named.
 
     Args:
       data_dir: directory that `files` are looked for in, or a file; the standard library's if it is empty.
@@ -66,6 +68,7 @@ def load(
       held_out: one file in so many is held out, or one token of a single file.
       evaluation_examples: number of windows taken from what is evaluated, spread over it.
       tokenizer: file of a SentencePiece model, or directory of a KerasHub preset; without one, tokens are bytes.
+      field: which field of a line or row is the document.
       evaluation, validation: globs of other files, to evaluate and to validate on; where the first is given, none of
         `files` is held out.
 
@@ -94,18 +97,18 @@ def load(
         return Subset(found, np.unique(np.linspace(0, len(found) - 1, evaluation_examples).astype(np.int64)))
 
     def held(files: str) -> Source:
-        return spread(windows(made.encode(paths_of(files)), "held out"))
+        return spread(windows(made.encode(paths_of(files), field), "held out"))
 
     paths = paths_of(files)
     if evaluation:
-        train, test = windows(made.encode(paths), "trained on"), held(evaluation)
+        train, test = windows(made.encode(paths, field), "trained on"), held(evaluation)
     elif len(paths) == 1:
-        whole = made.encode(paths)
+        whole = made.encode(paths, field)
         end = max(0, len(whole) - max(context + 1, len(whole) // every))
         train, test = windows(whole, "trained on", 0, end), spread(windows(whole, "held out", end))
     else:
-        train = windows(made.encode([p for i, p in enumerate(paths) if i % every]), "trained on")
-        test = spread(windows(made.encode(paths[::every]), "held out"))
+        train = windows(made.encode([p for i, p in enumerate(paths) if i % every], field), "trained on")
+        test = spread(windows(made.encode(paths[::every], field), "held out"))
     return Dataset(train, test, made.classes, held(validation) if validation else None, decode=made.decode)
 
 

@@ -7,18 +7,18 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, NamedTuple, TextIO
+from collections.abc import Callable, Sequence
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from input_pipeline import checksums, host_cache, lengthy
+from input_pipeline import checksums, documents, host_cache, lengthy
 from input_pipeline.ahead import in_order
 from input_pipeline.checksums import Checked
+from input_pipeline.documents import Part
 from input_pipeline.source import DataError
 
-_PART = 2**20  # characters that a tokenizer is given at once, and the rest of their line: it takes 30 times the memory
 _SAVE_EVERY = 10.0  # seconds after which a kill need not begin anew
 _FOOTER = 2**10  # bytes that are enough for the last line
 
@@ -29,7 +29,7 @@ class Encoder(NamedTuple):
     Attributes:
       encode: text -> tokens.
       classes: number of tokens that there are.
-      end: the token after each file, if there is one.
+      end: the token after each document, if there is one.
       version: which it is.
     """
 
@@ -44,24 +44,21 @@ class Encoder(NamedTuple):
         return np.dtype(np.uint16 if self.classes <= 2**16 else np.int32)
 
 
-class _Part(NamedTuple):
-    """Some of a file's text, and whether it is the last of it."""
-
-    text: str
-    last: bool
-
-
-def encoded(encoder: Encoder, paths: Sequence[pathlib.Path]) -> Checked:
-    """The tokens of files, one after another.
+def encoded(encoder: Encoder, paths: Sequence[pathlib.Path], field: str = "") -> Checked:
+    """The tokens of documents, one after another.
 
     They are kept in this host's cache, in the order of the files, and made anew where a file or the tokenizer is
     another than it was. A file is encoded in parts of a megabyte, each of which ends with a line. Of several processes
     one makes them; one that is killed meanwhile is gone on with.
 
+    Args:
+      encoder: the tokenizer.
+      paths, field: of the documents, see documents.parts().
+
     Raises:
       DataError: a file can't be read, or there is no place for their tokens.
     """
-    names = json.dumps([encoder.version, [str(path.absolute()) for path in paths]])
+    names = json.dumps([encoder.version, [str(path.absolute()) for path in paths], *filter(None, [field])])
     whole = host_cache.directory() / f"{hashlib.sha256(names.encode()).hexdigest()[:16]}.tokens"
     part = whole.with_suffix(".part")
     texts = hashlib.sha256(json.dumps([names, [host_cache.state(path) for path in paths]]).encode()).hexdigest()
@@ -77,7 +74,7 @@ def encoded(encoder: Encoder, paths: Sequence[pathlib.Path]) -> Checked:
             found = _kept(whole, texts, encoder)  # another process may have made them meanwhile
             if found is None:
                 try:
-                    _make(part, texts, encoder, paths)
+                    _make(part, texts, encoder, paths, field)
                     os.replace(part, whole)
                 except OSError as error:
                     raise DataError(
@@ -107,22 +104,24 @@ def _mapped(path: pathlib.Path, encoder: Encoder, length: int) -> npt.NDArray[np
     return np.memmap(path, encoder.dtype, "r", shape=(length,)) if length else np.zeros(0, encoder.dtype)
 
 
-def _make(path: pathlib.Path, texts: str, encoder: Encoder, paths: Sequence[pathlib.Path]) -> None:
+def _make(path: pathlib.Path, texts: str, encoder: Encoder, paths: Sequence[pathlib.Path], field: str) -> None:
     """Writes the tokens, their checksums, and a line of JSON: of which texts they are, and how many."""
     notes = path.with_suffix(".json")
 
-    def encode(part: _Part) -> tuple[int, npt.NDArray[np.integer]]:
-        return len(part.text.encode()), _tokens(encoder, part)
+    def encode(part: Part) -> tuple[int, npt.NDArray[np.integer]]:
+        return sum(len(text.encode()) for text in part.texts), _tokens(encoder, part)
 
-    total, since = sum(p.stat().st_size for p in paths), time.monotonic()
+    since, of_all = time.monotonic(), ""
+    if documents.are_plain(paths, field):  # else nobody knows how much text it is
+        of_all = f" of {sum(p.stat().st_size for p in paths) >> 20:,}"
     done, length, read = _noted(notes, texts) if path.exists() else (0, 0, 0)
     with open(path, "r+b" if done else "wb") as file:
         file.truncate(length * encoder.dtype.itemsize)  # what was written after the last note
         file.seek(0, os.SEEK_END)
-        left = itertools.islice(_parts(paths), done, None)
+        left = itertools.islice(documents.parts(paths, field), done, None)
         for size, tokens in in_order(encode, left, 0):
             read += size
-            lengthy.tell(f"making tokens of text: {read >> 20:,} of {total >> 20:,} MiB")
+            lengthy.tell(f"making tokens of text: {read >> 20:,}{of_all} MiB")
             file.write(tokens.tobytes())
             done, length = done + 1, length + len(tokens)
             if time.monotonic() - since > _SAVE_EVERY:
@@ -136,33 +135,18 @@ def _make(path: pathlib.Path, texts: str, encoder: Encoder, paths: Sequence[path
     notes.unlink(missing_ok=True)
 
 
-def _tokens(encoder: Encoder, part: _Part) -> npt.NDArray[np.integer]:
-    """Those of a part, and the one that ends its file."""
-    tokens = np.asarray(encoder.encode(part.text), np.int64)
+def _tokens(encoder: Encoder, part: Part) -> npt.NDArray[np.integer]:
+    """Those of a part, and after each document the one that ends it."""
+    end = [] if encoder.end is None else [encoder.end]
+    found: list[Any] = [np.zeros(0, np.int64)]
+    for number, text in enumerate(part.texts, 1):
+        found += [encoder.encode(text), end if part.ends or number < len(part.texts) else []]
+    tokens = np.concatenate([np.asarray(each, np.int64) for each in found])
     if tokens.size and not 0 <= tokens.min() <= tokens.max() < encoder.classes:
         raise DataError(
             f"the tokenizer made tokens from {tokens.min()} to {tokens.max()}, and says that it has {encoder.classes}"
         )
-    end = [encoder.end] if part.last and encoder.end is not None else []
-    return np.append(tokens, end).astype(encoder.dtype)
-
-
-def _parts(paths: Sequence[pathlib.Path]) -> Iterator[_Part]:
-    for path in paths:
-        try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                text, last = _read(file), False
-                while not last:
-                    following = _read(file)
-                    last = not following
-                    yield _Part(text, last)
-                    text = following
-        except OSError as error:
-            raise DataError(f"{path} can't be read: {error}") from None
-
-
-def _read(file: TextIO) -> str:
-    return file.read(_PART) + file.readline(_PART)
+    return tokens.astype(encoder.dtype)
 
 
 def _flush(file: IO[bytes]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from input_pipeline import host_cache, lengthy, token_file
+from input_pipeline import documents, host_cache, lengthy, token_file
 from input_pipeline.checksums import Checked
 from input_pipeline.source import DataError
 from input_pipeline.token_file import Encoder
@@ -22,12 +22,13 @@ class Tokens(NamedTuple):
     """How text becomes tokens, and comes back.
 
     Attributes:
-      encode: files -> uint8, uint16 or int32 (tokens,), with a zero byte or an end token between two of them.
+      encode: files, and which field of theirs is the text (see documents.parts()) -> uint8, uint16 or int32 (tokens,),
+        with a zero byte or an end token between two documents.
       classes: number of tokens that there are.
       decode: tokens -> text.
     """
 
-    encode: Callable[[Sequence[pathlib.Path]], npt.NDArray[np.integer] | Checked]
+    encode: Callable[[Sequence[pathlib.Path], str], npt.NDArray[np.integer] | Checked]
     classes: int
     decode: Callable[[npt.NDArray[np.integer]], str]
 
@@ -48,7 +49,10 @@ def made_by(tokenizer: str) -> Tokens:
     return _keras_hub(path) if path.is_dir() else _sentence_piece(path)
 
 
-def _bytes(paths: Sequence[pathlib.Path]) -> npt.NDArray[np.uint8]:
+def _bytes(paths: Sequence[pathlib.Path], field: str) -> npt.NDArray[np.integer] | Checked:
+    if not documents.are_plain(paths, field):
+        encoder = Encoder(lambda text: np.frombuffer(text.encode(), np.uint8), 256, 0, "bytes")
+        return token_file.encoded(encoder, paths, field)
     sizes = [path.stat().st_size for path in paths]
     ends = np.cumsum([size + 1 for size in sizes])
     joined = np.zeros(ends[-1] - 1, np.uint8)

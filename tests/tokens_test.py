@@ -1,5 +1,8 @@
 """Text as tokens, of tokenizers that the tests make."""
 
+import gzip
+import json
+import lzma
 import os
 import signal
 import subprocess
@@ -150,6 +153,49 @@ def test_tokens_are_made_by_one_process_of_a_host(corpus, cache):
     (*made, length), (*_, same) = (process.communicate(timeout=120)[0].splitlines() for process in (first, second))
     assert waits == "making tokens of text: 0 MiB are made, by another process of this host\n"
     assert "making tokens of text: 7 of 7 MiB" in made and length == same
+
+
+def test_documents(tmp_path):
+    """Lines of JSON, rows of Parquet, and compressed files are the text that they stand for, as bytes or as tokens."""
+    import pyarrow
+    import pyarrow.parquet
+    import sentencepiece
+
+    said = [f"one cürve on any hardware,\nsaid {number} times" for number in range(300)]
+    joined = "\0".join(said) + "\0"
+    lines = "\n".join(json.dumps({"id": number, "text": each}) for number, each in enumerate(said))
+    (tmp_path / "a.jsonl").write_text(lines)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(f"{lines}\n\n".encode()))
+    (tmp_path / "a.jsonl.zst").write_bytes(pyarrow.compress(lines.encode(), "zstd", asbytes=True))
+    pyarrow.parquet.write_table(pyarrow.table({"text": said, "id": range(300)}), tmp_path / "a.parquet")
+    (tmp_path / "a.txt.xz").write_bytes(lzma.compress(joined.removesuffix("\0").encode()))
+
+    def whole(name, **how):
+        return text.load(str(tmp_path / name), context=16, **how).train.read(np.arange(500))[0].ravel()
+
+    of_field = ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet")
+    for found in (*(whole(name, field="text") for name in of_field), whole("a.txt.xz")):
+        assert found.tobytes() == np.frombuffer(joined.encode()[:8000], np.uint8).astype(np.int32).tobytes()
+
+    (tmp_path / "b.txt").write_text(joined)
+    prefix = str(tmp_path / "small")
+    sentencepiece.SentencePieceTrainer.train(input=str(tmp_path / "b.txt"), model_prefix=prefix, vocab_size=40)
+    model = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+    tokens = [token for each in said for token in [*model.encode(each), model.eos_id()]]
+    assert whole("a.parquet", field="text", tokenizer=f"{prefix}.model").tolist() == tokens[:8000]
+
+    (tmp_path / "bad.jsonl").write_text(f'{lines}\n{{"text": 3}}\n')
+    (tmp_path / "short.jsonl.gz").write_bytes((tmp_path / "a.jsonl.gz").read_bytes()[:-100])
+    for name, field, reason in (
+        ("a.jsonl", "words", r"line 1 is no JSON object that has 'words': '\{\"id\": 0"),
+        ("bad.jsonl", "text", "line 301: there is no text 'text', but '3'"),
+        ("a.parquet", "words", "there is no column 'words', but text, id"),
+        ("a.parquet", "id", "row 0: there is no text 'id', but '0'"),
+        ("a.parquet", "", r"has columns: say which is the text, as in text\(field='text'\)"),
+        ("short.jsonl.gz", "text", "can't be read"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            whole(name, field=field)
 
 
 PRESET = """
