@@ -168,7 +168,8 @@ def test_processes_that_read_end_with_the_one_that_is_killed(backend, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "servers"), [("multi_worker_mirrored", 0), ("device_mesh", 0), ("parameter_server", 1)]
+    ("strategy", "servers"),
+    [("multi_worker_mirrored", 0), ("device_mesh", 0), pytest.param("parameter_server", 1, marks=pytest.mark.long)],
 )
 def test_a_signal_is_obeyed_once_the_cluster_is_joined_too(strategy, servers, tmp_path):
     """Where frameworks have services of their own that handle SIGTERM, and data and model are not there yet."""
@@ -266,6 +267,7 @@ def small_memory():
         yield group
 
 
+@pytest.mark.long
 def test_a_run_that_the_system_kills_for_lack_of_memory(small_memory, tmp_path):
     """The cause is told, and a run that will not fit is not started again and again. Before it, the run warns."""
     flags = ("--backend=jax", *FLAGS, "--save_every=5", "--steps=40", "--callbacks=tests.faulty:Greedy(step=10)")
@@ -305,6 +307,7 @@ def test_a_port_in_use_is_named_with_its_holder(tmp_path):
     assert f"127.0.0.1:{port}: can't listen there" in ran.stderr and f"held by process {os.getpid()}" in ran.stderr
 
 
+@pytest.mark.long
 def test_a_run_goes_on_when_another_is_given_its_addresses(tmp_path):
     """JAX would have the two share a port, and the first be ended by the other's process 1."""
     port, other = free_ports(2)

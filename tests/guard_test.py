@@ -198,7 +198,7 @@ def test_all_that_an_optimizer_keeps_is_kept_where_the_loss_is_scaled(backend, t
         assert narrow == pytest.approx(wide, rel=0.01)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=pytest.mark.long), "jax"])
 def test_gradient_norms_are_told_without_the_scale_of_the_loss(backend, tmp_path):
     def norms(precision: str) -> list[float]:
         flags = ("--steps=3", "--log_every=1", "--evaluate_every=never", f"--backend={backend}")

@@ -176,6 +176,7 @@ def test_a_signal_is_obeyed_while_the_data_stall(backend, tmp_path):
     assert told[0] == told[1]  # lines that waited to be told, too
 
 
+@pytest.mark.long
 def test_a_signal_is_obeyed_while_the_examples_of_pictures_stall(tmp_path):
     run, stalls = tmp_path / "run", tmp_path / "stalls"
     flags = ("--backend=jax", "--dataset=tests.faulty:stalling_pictures", "--steps=20", "--log_every=10")

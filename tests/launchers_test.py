@@ -71,8 +71,8 @@ def test_mpirun_over_several_hosts_as_the_docs_have_it(tmp_path):
 @pytest.mark.parametrize(
     ("hosts", "number", "named", "numbers"),
     [
-        ("TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", "127.0.0.2,127.0.0.3", "01"),
-        ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "127.0.0.4\n127.0.0.5", "01"),
+        pytest.param("TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", "127.0.0.2,127.0.0.3", "01", marks=pytest.mark.long),
+        pytest.param("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "127.0.0.4\n127.0.0.5", "01", marks=pytest.mark.long),
         ("SM_HOSTS", "SM_CURRENT_HOST", '["127.0.0.6","127.0.0.7"]', ("127.0.0.6", "127.0.0.7")),
     ],
 )
@@ -147,7 +147,7 @@ def test_processes_of_several_hosts_that_know_that_of_the_first(strategy, tmp_pa
     assert summary(run)["weights_sha256"] == summary(alone)["weights_sha256"]
 
 
-@pytest.mark.parametrize("told", ["--cluster", "JAX_COORDINATOR_ADDRESS"])
+@pytest.mark.parametrize("told", ["--cluster", pytest.param("JAX_COORDINATOR_ADDRESS", marks=pytest.mark.long)])
 def test_processes_that_are_told_the_address_of_the_first(told, tmp_path):
     run, first = tmp_path / "run", f"127.0.0.1:{free_ports(1)[0]}"
     processes = []

@@ -927,6 +927,7 @@ def _saved(run_dir):
     return newest, checkpoint.verify(newest)
 
 
+@pytest.mark.long
 def test_layers_that_save_something_else_than_their_variables(project):
     """LoRA's are merged when Keras saves them, and a class may save what it pleases: still a run goes on to the bit."""
     flags = ("--backend=jax", "--model=my_project:lent", "--precision=bfloat16")

@@ -152,7 +152,7 @@ def test_slow_storage_costs_saves_and_not_steps(tmp_path):
     assert summary(tmp_path)["bottleneck"].startswith("checkpoints: saves hold the training up")
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_output_that_nobody_can_take_stops_nothing(processes, tmp_path):
     """Standard output and the logs of the processes lie on a full device.
 

@@ -113,7 +113,7 @@ def digits():
 """
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=pytest.mark.long), "jax"])
 def test_what_is_left_to_a_process_s_end_is_done(backend, tmp_path):
     """A tracker sends its last lines there, an open file is written out, and no scratch file, or process, is left."""
     (tmp_path / "tracker.py").write_text(TRACKER)
@@ -148,8 +148,10 @@ def test_settings_of_the_host_change_nothing(tmp_path):
     [
         *(("device_mesh", precision) for precision in ("bfloat16", "mixed_float16")),
         pytest.param("device_mesh", "mixed_bfloat16", marks=pytest.mark.long),
-        ("mirrored", "mixed_float16"),
-        *(pytest.param("mirrored", precision, marks=pytest.mark.long) for precision in ("bfloat16", "mixed_bfloat16")),
+        *(
+            pytest.param("mirrored", precision, marks=pytest.mark.long)
+            for precision in ("bfloat16", "mixed_bfloat16", "mixed_float16")
+        ),
     ],
 )
 def test_precisions(strategy, precision, tmp_path):
