@@ -1,7 +1,10 @@
 """--exact: the same bits for every number of devices that divides the replicas, and when it changes in mid-run."""
 
+import os
+
 import pytest
 
+from tests import running
 from tests.curve_test import agree, run_each
 from tests.forks import trainer
 from tests.running import summary
@@ -106,6 +109,23 @@ def test_many_replicas_of_one_device(tmp_path):
     flags = ("--replicas=192", "--global_batch=384", "--steps=5", "--evaluate_every=never")
     assert len(hashes("jax", [1, 3], tmp_path, *flags)) == 1
     assert max(summary(directory)["seconds"]["compile"] for directory in tmp_path.iterdir()) < 30
+
+
+def test_cores_don_t_show(tmp_path):
+    """One core, such as a scheduler gives a process; and JAX told of seven."""
+    flags = ("--exact", "--replicas=2", "--global_batch=1024", "--steps=6", "--evaluate_every=never")
+    convnet, mlp = (*flags, "--model=convnet"), (*flags, "--model=mlp(units=512)", "--backend=jax")
+    trainer(*convnet, f"--run_dir={tmp_path / 'convnet'}")
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        running.trainer(*convnet, f"--run_dir={tmp_path / 'convnet_by_one'}")
+    finally:
+        os.sched_setaffinity(0, allowed)
+    trainer(*mlp, f"--run_dir={tmp_path / 'mlp'}")
+    trainer(*mlp, f"--run_dir={tmp_path / 'mlp_by_seven'}", PJRT_NPROC="7")
+    for some, others in (("convnet", "convnet_by_one"), ("mlp", "mlp_by_seven")):
+        assert summary(tmp_path / some)["weights_sha256"] == summary(tmp_path / others)["weights_sha256"]
 
 
 def test_what_can_t_be_exact_is_refused(tmp_path):

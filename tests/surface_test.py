@@ -143,6 +143,12 @@ def test_settings_of_the_host_change_nothing(tmp_path):
     assert len(digests) == 1
 
 
+def test_nothing_of_a_trace_is_kept(tmp_path):
+    """Or a user who looks for what a model of theirs keeps would be told of ours."""
+    text = ("--dataset=text(context=8)", "--model=transformer(width=8,depth=1,heads=2,groups=1,hidden=8)")
+    trainer("--backend=jax", *text, "--steps=2", f"--run_dir={tmp_path}", JAX_CHECK_TRACER_LEAKS="1")
+
+
 @pytest.mark.parametrize(
     ("strategy", "precision"),
     [

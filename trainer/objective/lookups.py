@@ -63,7 +63,9 @@ def looked_up(model: keras.Model, x: Any) -> Lookups:
 
     def call(trainable: list[Any], state: list[Any], x: Any) -> Any:
         given[:] = flatten(x)
-        return stateless_call(model, trainable, state, x, training=False)
+        outputs = stateless_call(model, trainable, state, x, training=False)
+        given.clear()
+        return outputs
 
     variables = model.trainable_variables, model.non_trainable_variables
     values = [[keras.KerasTensor(v.shape, v.dtype) for v in some] for some in variables]

@@ -28,7 +28,7 @@ class Noted(NamedTuple):
       used: those to be trained that it read. A metric's may be taken out: it may judge by a model that stays as it is.
       changed: those that it assigned to.
       outside: those that are not trained, and no model's or metric's, that it read; known at the end.
-      values: what it assigned, by id of the variable.
+      values: what it assigned, by id of the variable, where a step is traced.
     """
 
     used: list[keras.Variable]
@@ -74,7 +74,8 @@ def pure(flag: str, model: keras.Model, metrics: CompileMetrics | Metrics | None
         refusing_turns(scope, "draws random numbers" if is_seed(variable) else f"changes {variable.path}")
         add_update(scope, update)
         noted.changed.append(variable)
-        noted.values[id(variable)] = value
+        if isinstance(metrics, Metrics):
+            noted.values[id(variable)] = value
 
     def reading(scope: Any, variable: Any) -> Any:
         (noted.used if variable.trainable else noted.outside).append(variable)

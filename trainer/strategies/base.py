@@ -13,6 +13,7 @@ from keras.src.backend import core
 
 from input_pipeline.pipeline import Batch, Pipeline
 from trainer.cluster import ALONE, Cluster
+from trainer.config import Config
 from trainer.program import Program
 from trainer.sums import Totals
 
@@ -148,6 +149,15 @@ class Strategy(abc.ABC):
         """Starts or ends a profiler trace that TensorBoard can show."""
 
 
+def threads_of_cpu(config: Config, replicas: int) -> int:
+    """By how many threads a CPU is to compute; 0: by one for each core, as the backend does.
+
+    A long product's sum is split by their number, which shows in its bits. With --exact it follows from the run, for
+    another host may have other cores, or a scheduler give each process one.
+    """
+    return replicas if config.exact and replicas > 1 else 0
+
+
 def nothing_again() -> contextlib.AbstractContextManager[Any]:
     """Within it, what is traced computes nothing again in its backward pass, whatever the model asks for."""
     return mock.patch.object(core, "remat", lambda function: function)
@@ -159,4 +169,4 @@ def quickest(call: Callable[[], Any]) -> float:
     return min(timeit.repeat(call, number=1, repeat=4))
 
 
-__all__ = ["Batch", "Block", "Strategy", "quickest"]
+__all__ = ["Batch", "Block", "Strategy", "quickest", "threads_of_cpu"]

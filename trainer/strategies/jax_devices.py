@@ -17,7 +17,7 @@ from trainer.config import Config
 from trainer.errors import UserError
 from trainer.processes import gpus
 from trainer.strategies import jax_compiled
-from trainer.strategies.base import Result
+from trainer.strategies.base import Result, threads_of_cpu
 from trainer.strategies.jax_arrays import placed
 
 
@@ -29,9 +29,11 @@ def take(config: Config, cluster: Cluster) -> tuple[list[jax.Device], str]:
     if cluster.size > 1:
         _join(cluster)
     # Takes effect because no JAX device has been asked for yet; costs nothing if accelerators are used. As
-    # many as there are replicas, though some stay idle: XLA's thread pool grows with the devices, and how
-    # a long product is split into threads shows in its bits.
-    jax.config.update("jax_num_cpu_devices", max(1, wanted, config.replicas))
+    # many as there are replicas, though some stay idle: XLA's thread pool has one for each, or for each core.
+    replicas = max(config.replicas, wanted) or cluster.size
+    jax.config.update("jax_num_cpu_devices", replicas)
+    if threads_of_cpu(config, replicas):
+        os.environ["PJRT_NPROC"] = "1"  # cores, for XLA: it has no flag for them
     real = [d for d in _found() if d.platform != "cpu"]
     if not real:
         gpus.tell_if_idle("jax")

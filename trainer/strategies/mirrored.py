@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from trainer.cluster import Cluster
 from trainer.config import Config
+from trainer.strategies.base import threads_of_cpu
 from trainer.strategies.tf_devices import find_gpus
 from trainer.strategies.tf_distribute import TFDistribute
 from trainer.strategies.tf_sums import hold_rounding_fixed
@@ -23,9 +24,10 @@ def create(config: Config, cluster: Cluster) -> TFDistribute:
         names = [f"CPU:{i}" for i in range(wanted)]
         description = "1 CPU" if wanted == 1 else f"{wanted} virtual CPU devices (this machine has {len(found)} GPUs)"
     # Virtual devices are there to show that the devices don't matter, and lose no fast interconnect.
-    exact = config.exact or ("CPU" in names[0] and max(config.replicas, wanted) > 1)
+    replicas, on_cpu = max(config.replicas, wanted), "CPU" in names[0]
+    exact = config.exact or (on_cpu and replicas > 1)
     if exact:
-        hold_rounding_fixed()
+        hold_rounding_fixed(threads_of_cpu(config, replicas) if on_cpu else 0)
     if config.strategy == "one_device":
         strategy = tf.distribute.OneDeviceStrategy(names[0])
     else:

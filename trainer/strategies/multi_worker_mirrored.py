@@ -11,6 +11,7 @@ from trainer.cluster import Cluster
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.processes.connection import listen
+from trainer.strategies.base import threads_of_cpu
 from trainer.strategies.tf_devices import find_gpus
 from trainer.strategies.tf_distribute import TFDistribute
 from trainer.strategies.tf_sums import hold_rounding_fixed
@@ -21,7 +22,7 @@ def create(config: Config, cluster: Cluster) -> TFDistribute:
     found = find_gpus()
     exact = config.exact or not found
     if exact:
-        hold_rounding_fixed()
+        hold_rounding_fixed(0 if found else threads_of_cpu(config, max(config.replicas, cluster.size)))
     port = int(cluster.addresses[cluster.index].rpartition(":")[2])
     listen("", port, cluster.source).close()  # TensorFlow would only say that it can't start its server
     workers = {"cluster": {"worker": list(cluster.addresses)}, "task": {"type": "worker", "index": cluster.index}}

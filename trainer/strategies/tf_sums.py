@@ -10,9 +10,14 @@ from trainer.sums import Totals
 from trainer.tree import Tree
 
 
-def hold_rounding_fixed() -> None:
+def hold_rounding_fixed(threads: int = 0) -> None:
     """Turns off what rewrites operations after the graph around them: the same step would be rounded
-    otherwise on one device and on two."""
+    otherwise on one device and on two.
+
+    Args:
+      threads: of a CPU; see threads_of_cpu().
+    """
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
     passes = ("arithmetic_optimization", "constant_folding", "remapping")
     tf.config.optimizer.set_experimental_options(dict.fromkeys(passes, False))
 
