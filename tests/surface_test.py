@@ -138,7 +138,7 @@ def test_settings_of_the_host_change_nothing(tmp_path):
     (tmp_path / "keras.json").write_text(json.dumps(settings))
     flags = ("--backend=jax", "--model=convnet", "--steps=5")
     trainer(*flags, f"--run_dir={tmp_path}/run0")
-    trainer(*flags, f"--run_dir={tmp_path}/run1", KERAS_HOME=str(tmp_path))
+    trainer(*flags, f"--run_dir={tmp_path}/run1", KERAS_HOME=str(tmp_path), KERAS_NNX_ENABLED="true")
     digests = {summary(tmp_path / f"run{i}")["weights_sha256"] for i in range(2)}
     assert len(digests) == 1
 

@@ -110,7 +110,7 @@ def prepare(backend: str, exact: bool = False) -> None:
             f"computes in 32 bits, but JAX_ENABLE_X64={wide} is set: Keras's losses would have 64, its variables not",
             "unset JAX_ENABLE_X64",
         )
-    os.environ["KERAS_BACKEND"] = backend
+    os.environ |= {"KERAS_BACKEND": backend, "KERAS_NNX_ENABLED": "false"}  # or its variables would be Flax's
     host_memory.keep_freed()
     if memory := host_memory.read():  # of which XLA gives copies of a GPU's variables no more than 64 GB by itself
         os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(memory.whole // 2**30 + 1))
