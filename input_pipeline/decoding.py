@@ -55,10 +55,23 @@ def _decoded(file: str | pathlib.Path | IO[bytes], height: int, width: int, chan
         scale = min(upright.width / width, upright.height / height)
         left, top = (upright.width - width * scale) / 2, (upright.height - height * scale) / 2
         box = (left, top, left + width * scale, top + height * scale)
-        deep = upright.mode.startswith("I")  # 16 bits a pixel, of which convert() would make 255 beyond 255
-        shallow = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8)) if deep else upright
-        resized = shallow.convert(mode).resize((width, height), Image.Resampling.BILINEAR, box)
+        resized = _shallow(upright).convert(mode).resize((width, height), Image.Resampling.BILINEAR, box)
     return np.asarray(resized).reshape(height, width, channels)
+
+
+def _shallow(image: Image.Image) -> Image.Image:
+    """With 8 bits of 16 a pixel, of which convert() would make 255 beyond 255.
+
+    Raises:
+      ValueError: its numbers are others, and nobody knows which of them is white.
+    """
+    if image.mode[0] not in "IF":
+        return image
+    pixels = np.asarray(image)
+    if image.mode == "F" or pixels.min() < 0 or pixels.max() > 2**16 - 1:
+        found = f"has pixels from {pixels.min():g} to {pixels.max():g}, and an image has integers of 8 or 16 bits"
+        raise ValueError(f"{found}: save it as such, or read it by a source of your own")
+    return Image.fromarray((pixels >> 8).astype(np.uint8))
 
 
 def _orientation(image: Image.Image) -> int:

@@ -188,11 +188,17 @@ def _files(root: pathlib.Path) -> tuple[list[str], npt.NDArray[np.int32], list[s
 
 
 def _images(folder: pathlib.Path) -> list[str]:
-    """Files of images in a folder and those in it, in the order of their parts; no Paths, for there may be millions."""
+    """Files of images in a folder and those in it, in the order of their parts; no Paths, for there may be millions.
+
+    Hidden ones are left out: what macOS adds to an archive is no image, and what Jupyter keeps is one twice.
+    """
 
     def fail(error: OSError) -> None:
         raise DataError(f"{error.filename} can't be listed: {error.strerror}")
 
-    found = (os.path.join(at, name) for at, _, names in os.walk(folder, onerror=fail) for name in names)
-    images = (path for path in found if os.path.splitext(path)[1].lower() in _SUFFIXES)
-    return sorted(images, key=lambda path: path.split(os.sep))
+    found = list[str]()
+    for at, below, names in os.walk(folder, onerror=fail):
+        below[:] = (name for name in below if name[0] != ".")
+        images = (name for name in names if name[0] != "." and os.path.splitext(name)[1].lower() in _SUFFIXES)
+        found += (os.path.join(at, name) for name in images)
+    return sorted(found, key=lambda path: path.split(os.sep))

@@ -301,6 +301,9 @@ def folders(tmp_path):
 
 
 def test_images_in_folders(folders, tmp_path):
+    (folders / "one" / ".ipynb_checkpoints").mkdir(exist_ok=True)
+    for hidden in ("._001.png", ".ipynb_checkpoints/001-checkpoint.png"):
+        shutil.copy(folders / "one" / "001.png", folders / "one" / hidden)
     data = images.load(str(folders), size=8, channels=1)
     assert (len(data.train), len(data.evaluation), data.classes) == (270, 30, 3)
     first = images.Images([folders / "one" / "001.png"], np.zeros(1, np.int32), (32, 32), 1).read(np.array([0]))[0][0]
@@ -308,6 +311,11 @@ def test_images_in_folders(folders, tmp_path):
     deep = tmp_path / "deep.png"  # 16 bits a pixel
     Image.fromarray(first[..., 0].astype(np.uint16) * 256 + 3).save(deep)
     assert (images.Images([deep], np.zeros(1, np.int32), (32, 32), 1).read(np.array([0]))[0][0] == first).all()
+    for pixels in (first[..., 0] / np.float32(16), first[..., 0].astype(np.int32) * 65536):
+        odd = tmp_path / "odd.tiff"
+        Image.fromarray(pixels).save(odd)
+        with pytest.raises(DataError, match=r"odd.tiff: has pixels from 0 to [\d.e+]+, and an image has integers of 8"):
+            images.Images([odd], np.zeros(1, np.int32), (32, 32), 1).read(np.array([0]))
     turned, held = tmp_path / "turned.png", Image.Exif()
     wide = Image.fromarray(first[:16, :, 0])
     for orientation in range(1, 10):  # how the camera was held; there is no 9
