@@ -28,7 +28,8 @@ class Examples:
       label: the feature that is y; the others are x: an array, or a dict of them where there are several.
 
     Raises (on reading):
-      DataError: a record without a feature, with other numbers of values, or with an image that can't be decoded.
+      DataError: a record without a feature, with other numbers of values or such as the dtype does not hold, or with an
+        image that can't be decoded.
     """
 
     def __init__(self, records: "Sequence[bytes]", features: Features, label: str) -> None:
@@ -67,7 +68,10 @@ class Examples:
                 return decoded(io.BytesIO(values[0]), shape)
             except (OSError, DataError) as error:
                 raise DataError(f"feature {name!r} of record {number} is no image: {error}") from error
-        array = np.frombuffer(values[0], dtype) if kind == "bytes_list" and values else np.array(values, dtype)
+        given = np.frombuffer(values[0], dtype) if kind == "bytes_list" and values else np.array(values)
+        array = given.astype(dtype)
+        if dtype.kind in "biu" and (wrong := array != given).any():  # 0.5 would be 0, and 300 of 8 bits 44
+            raise DataError(f"feature {name!r} of record {number} has {given[wrong][0]}, which {dtype} does not hold")
         if array.size != np.prod(shape, dtype=int):
             raise DataError(f"feature {name!r} of record {number} has {array.size} values, not those of shape {shape}")
         return array.reshape(shape)

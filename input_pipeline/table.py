@@ -11,7 +11,7 @@ from input_pipeline import order
 from input_pipeline.dataset import Dataset
 from input_pipeline.source import Arrays, DataError
 
-_SUFFIXES = (".csv", ".csv.gz", ".parquet")
+_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 _PARTS = ("train", "test", "val")  # with which the names of files begin, where all do
 
 
@@ -22,17 +22,21 @@ def load(
     columns: tuple[str, ...] = (),
     held_out: float = 0.1,
     words: tuple[str, ...] = (),
+    delimiter: str = "",
+    decimal: str = ".",
 ) -> Dataset:
     """Needs pyarrow: pip install 'onecurve[table]'.
 
     Args:
-      data_dir: directory of the files, .csv, .csv.gz or .parquet, or one of them.
+      data_dir: directory of the files, .csv, .csv.gz, .tsv, .tsv.gz or .parquet, or one of them.
       label: the column that is y: integers or words are classes; floats a number to predict.
       files: a glob in data_dir. Where all are called train, test, val or validation, and so on, each is what its name
         says; without test, what is to validate on is to evaluate on.
       columns: those that are x; all others by default.
       held_out: share of the rows to evaluate on, chosen by their place alone, where no file is.
       words: columns whose numbers are names, such as those of houses, where they are written among words.
+      delimiter: between the values of a row, where it is neither a comma in .csv nor a tab in .tsv.
+      decimal: the point of their numbers.
 
     Returns:
       x float32 (columns,), y int32 () or float32 (1,).
@@ -41,7 +45,7 @@ def load(
       DataError: no files, no rows, no such column, a missing value, a word among numbers, pyarrow is not installed.
     """
     try:
-        from pyarrow import concat_tables, csv, parquet
+        from pyarrow import concat_tables
     except ImportError:
         raise DataError("it needs pyarrow: pip install 'onecurve[table]'") from None
     root = pathlib.Path(data_dir).expanduser()
@@ -55,10 +59,12 @@ def load(
     else:
         parts = [len(paths), 0, 0]
     try:
-        tables = [(parquet.read_table if p.suffix == ".parquet" else csv.read_csv)(p) for p in paths]
+        tables = [_read(path, delimiter, decimal) for path in paths]
         rows = concat_tables(tables, promote_options="permissive")  # one file's integers are another's floats
     except (OSError, ValueError, TypeError) as error:
         raise DataError(f"{paths[0]} and so on can't be read: {error}") from None
+    if len(rows.column_names) == 1 and not delimiter:
+        raise DataError(f"{paths[0]} has one column, {rows.column_names[0]!r}: say delimiter=';', or what it is")
     known, features = rows.column_names, columns or [name for name in rows.column_names if name != label]
     for name in (label, *features):
         if name not in known:
@@ -93,6 +99,18 @@ def load(
     )
     assert train is not None
     return Dataset(train, validation if test is None else test, classes, validation, class_names=names)
+
+
+def _read(path: pathlib.Path, delimiter: str, decimal: str) -> Any:
+    """A file's rows, under names without the spaces around them."""
+    from pyarrow import csv, parquet
+
+    if path.suffix == ".parquet":
+        found = parquet.read_table(path)
+    else:
+        parting = csv.ParseOptions(delimiter=delimiter or ("\t" if ".tsv" in path.suffixes else ","))
+        found = csv.read_csv(path, parse_options=parting, convert_options=csv.ConvertOptions(decimal_point=decimal))
+    return found.rename_columns([name.strip() for name in found.column_names])
 
 
 def _column(rows: Any, name: str, names: tuple[str, ...]) -> tuple[npt.NDArray[Any], int | None, list[str] | None]:

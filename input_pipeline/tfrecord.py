@@ -18,6 +18,7 @@ from input_pipeline import lengthy
 from input_pipeline.host_cache import state
 from input_pipeline.source import DataError
 
+_COMPRESSED = b"\x1f\x8b", b"\x78\x9c"  # how gzip's and zlib's files begin
 _FRAME = struct.Struct("<QI")  # length of the record, and the masked checksum of the length
 _SUM = struct.Struct("<I")  # masked checksum of the record, after it
 _LOOK = 0.2  # seconds between two looks for what another process has made
@@ -144,6 +145,8 @@ def scan(path: pathlib.Path) -> tuple[list[tuple[int, int]], list[str]]:
                 break
             size, check = _FRAME.unpack(frame)
             if _masked(frame[:8]) != check:
+                if not offset and frame.startswith(_COMPRESSED):
+                    raise DataError(f"{path} is compressed, and a record can't be read by its place: decompress it")
                 damaged.append(f"{path} at byte {offset}: a damaged length; what follows can't be found")
                 break
             if offset + _FRAME.size + size + _SUM.size > end:

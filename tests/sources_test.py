@@ -283,6 +283,26 @@ def test_one_file_of_records(tf_records):
     assert (data.train.read(np.arange(700))[1] == Y[:700]).all() and data.evaluation is None
 
 
+def test_numbers_that_a_dtype_does_not_hold(tmp_path):
+    import tensorflow as tf
+
+    feature = {
+        "x": tf.train.Feature(float_list=tf.train.FloatList(value=[0.5])),
+        "y": tf.train.Feature(int64_list=tf.train.Int64List(value=[300])),
+    }
+    record = tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+    (tmp_path / "train").write_bytes(tfrecord.framed(record))
+    for x, y, wrong in (
+        ("float32", "uint8", "'y' of record 0 has 300, which uint8"),
+        ("int32", "int32", "'x' of record 0 has 0.5, which int32"),
+    ):
+        with pytest.raises(DataError, match=f"feature {wrong} does not hold"):
+            records.load(str(tmp_path), {"x": (x, ()), "y": (y, ())}, "y").train.read(np.array([0]))
+    (tmp_path / "train").write_bytes(gzip.compress(tfrecord.framed(record)))
+    with pytest.raises(DataError, match="train is compressed, and a record can't be read by its place"):
+        records.load(str(tmp_path), {"y": ("int32", ())}, "y")
+
+
 def test_no_records(tmp_path):
     with pytest.raises(DataError, match="no files match 'train\\*'"):
         records.load(str(tmp_path), FEATURES, "label")
@@ -416,6 +436,19 @@ def test_rows_of_a_table(kind, tmp_path):
     assert summary(tmp_path / "run")["final"]["test_accuracy"] > 0.7
     with pytest.raises(DataError, match="there is no column 'question'"):
         table.load(str(tmp_path), label="question")
+
+
+def test_tables_that_are_parted_otherwise(tmp_path):
+    pytest.importorskip("pyarrow")
+    parted = {"tsv": "a\t b\tprice\n1\t2.5\t3.5\n", "csv": "a;b;price\n1;2,5;3,5\n"}
+    for suffix, rows in parted.items():
+        (tmp_path / f"rows.{suffix}").write_text(rows)
+    for suffix, how in (("tsv", {}), ("csv", {"delimiter": ";", "decimal": ","})):
+        x, y = table.load(str(tmp_path / f"rows.{suffix}"), "price", held_out=0.0, **how).train.read(np.array([0]))
+        assert x.tolist() == [[1, 2.5]] and y.tolist() == [[3.5]]
+    (tmp_path / "rows.csv").write_text(parted["csv"].replace(",", "."))
+    with pytest.raises(DataError, match="has one column, 'a;b;price': say delimiter=';', or what it is"):
+        table.load(str(tmp_path / "rows.csv"), "price")
 
 
 def test_what_is_no_number_in_a_table(tmp_path):
