@@ -252,6 +252,7 @@ def test_a_parameter_server_s_chief_goes_on_from_its_checkpoint(tmp_path):
     assert summary(run)["step"] == 300 and summary(run)["final"]["test_accuracy"] > 0.9
 
 
+@pytest.mark.long
 def test_a_run_that_gets_no_further_is_not_started_for_ever(tmp_path):
     """It fails at step 10, before the next save: of ten restarts three are enough."""
     flags = ("--backend=jax", *FLAGS, "--save_every=20", "--steps=40", "--callbacks=tests.faulty:Always(step=10)")

@@ -1057,6 +1057,7 @@ def test_places_are_weighed_by_the_source_the_model_s_mask_or_the_loss(project):
     assert deviation([found[0][step] for step in range(10)], curve(run)) > 1e-3  # padding, where it counts, shows
 
 
+@pytest.mark.long
 def test_a_metric_of_elements_is_weighed_as_the_loss_is(project):
     """Whether examples or places in them have weights: of the former are those of a padded evaluation."""
     for i, weights in enumerate(("weighs=True", "weighs=True, held=False", "held=True")):
@@ -1303,6 +1304,7 @@ def test_outputs_of_a_sequential_model(project):
     assert deviation(curve(project / "jaxFalse"), curve(project / "tensorflowTrue")) <= 1e-5
 
 
+@pytest.mark.long
 def test_columns_find_their_inputs(project):
     """By name, though there are more than a model needs or fewer, and with or without a last dim of 1, as by fit()."""
     flags, curves = ("--replicas=2", "--steps=10", "--log_every=1"), []

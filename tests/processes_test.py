@@ -260,6 +260,7 @@ def test_a_callback_of_one_process_ends_the_run_of_all(tmp_path):
     assert summary(tmp_path)["status"] == "stopped by a callback" and summary(tmp_path)["step"] == 20
 
 
+@pytest.mark.long
 def test_variables_of_types_that_tensorflow_does_not_broadcast(tmp_path):
     flags = ("--model=tests.counting", "--precision=bfloat16", "--replicas=2", "--steps=20")
     trainer(*flags, f"--run_dir={tmp_path / 'one'}")

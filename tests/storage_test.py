@@ -85,6 +85,7 @@ def test_a_run_directory_that_goes_away(then, tmp_path):
         assert "restored from" in trainer(*FLAGS, f"--steps={newest + 20}", f"--run_dir={run}").stdout
 
 
+@pytest.mark.long
 def test_compiled_programs_that_were_cut_are_kept_anew(tmp_path):
     """As by a kill while JAX writes them, or changed on the disk: said once, and the next start is as fast as ever."""
     kept = tmp_path / "compiled"
