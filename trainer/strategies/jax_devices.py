@@ -32,7 +32,7 @@ def take(config: Config, cluster: Cluster) -> tuple[list[jax.Device], str]:
     # many as there are replicas, though some stay idle: XLA's thread pool has one for each, or for each core.
     replicas = max(config.replicas, wanted) or cluster.size
     jax.config.update("jax_num_cpu_devices", replicas)
-    if threads_of_cpu(config, replicas):
+    if threads_of_cpu(config, replicas) and not gpus.visible(os.environ):  # whose client would have one thread, too
         os.environ["PJRT_NPROC"] = "1"  # cores, for XLA: it has no flag for them
     real = [d for d in _found() if d.platform != "cpu"]
     if not real:
