@@ -15,6 +15,7 @@ from input_pipeline.source import DataError
 _PART = 2**20  # characters that a tokenizer is given at once, and the rest of their line: it takes 30 times the memory
 _COLUMNS = ".parquet"
 _COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_MARK = "\ufeff"  # of the order of bytes, which some programs write first
 _NEEDED = "it needs pyarrow: pip install 'onecurve[table]'"
 
 
@@ -94,7 +95,7 @@ def _lines(path: pathlib.Path, field: str) -> Iterator[tuple[str, Any]]:
             if line.strip():
                 place = f"line {number}"
                 try:
-                    yield place, json.loads(line)[field]
+                    yield place, json.loads(line.removeprefix(_MARK))[field]
                 except (ValueError, LookupError, TypeError):
                     raise DataError(f"{path}, {place} is no JSON object that has {field!r}: {line[:40]!r}") from None
 

@@ -164,7 +164,7 @@ def test_documents(tmp_path):
     said = [f"one cürve on any hardware,\nsaid {number} times" for number in range(300)]
     joined = "\0".join(said) + "\0"
     lines = "\n".join(json.dumps({"id": number, "text": each}) for number, each in enumerate(said))
-    (tmp_path / "a.jsonl").write_text(lines)
+    (tmp_path / "a.jsonl").write_text(f"\ufeff{lines}")
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(f"{lines}\n\n".encode()))
     (tmp_path / "a.jsonl.zst").write_bytes(pyarrow.compress(lines.encode(), "zstd", asbytes=True))
     pyarrow.parquet.write_table(pyarrow.table({"text": said, "id": range(300)}), tmp_path / "a.parquet")
