@@ -92,10 +92,10 @@ def _documents(path: pathlib.Path, field: str) -> Iterator[str]:
 def _lines(path: pathlib.Path, field: str) -> Iterator[tuple[str, Any]]:
     with _opened(path) as file:
         for number, line in enumerate(file, 1):
-            if line.strip():
+            if (line := line.removeprefix(_MARK)).strip():
                 place = f"line {number}"
                 try:
-                    yield place, json.loads(line.removeprefix(_MARK))[field]
+                    yield place, json.loads(line)[field]
                 except (ValueError, LookupError, TypeError):
                     raise DataError(f"{path}, {place} is no JSON object that has {field!r}: {line[:40]!r}") from None
 
