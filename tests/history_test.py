@@ -159,6 +159,7 @@ def test_a_crash_and_the_time_until_the_next_start_are_accounted_for(tmp_path):
     assert page.read_text().count("<td>broke off") == 2 and not (tmp_path / "summary.json").exists()
 
 
+@pytest.mark.long
 def test_a_log_is_gone_on_with_where_it_is_whole_and_drawn_by_what_can_be_seen_of_it(tmp_path):
     flags = ("--backend=jax", "--model=dense", "--log_every=1", "--steps=20", f"--run_dir={tmp_path}")
     trainer(*flags)

@@ -970,6 +970,7 @@ def test_own_compiled_model_and_weights(project):
         assert [name for name in names if name.startswith("test_")] == ["test_loss", "test_binary_accuracy", "test_auc"]
 
 
+@pytest.mark.long
 def test_doubts_are_told_before_the_run(project):
     """A loss may mix the examples of a replica or compare one output with all labels, a metric cut logits at 0.5."""
     mixes, cuts = "loss  'squared' mixes the examples", "metrics  'binary_accuracy', 'auc' would be right for prob"
