@@ -152,7 +152,8 @@ class Group:
                 self._send(signals.pending.pop(0))
             bad = [(index, code) for index, process in enumerate(self._processes) if (code := process.poll())]
             if self._processes[0].poll() == 0:
-                deadline = min(deadline, time.monotonic() + PARTING)  # the chief is done: nobody stays behind
+                # The chief is done: nobody stays behind. A worker that came back too late would wait for another chief.
+                deadline = min(deadline, time.monotonic() + (GRACE if "ps" in self._roles else PARTING))
             elif len(bad) == 1 and not failed and self._may_replace(*bad[0]):
                 index, code = bad[0]
                 print(f"launch: worker {index} ended with exit code {code}; it is started again", flush=True)

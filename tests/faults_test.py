@@ -218,6 +218,16 @@ def test_a_parameter_server_s_worker_may_die(tmp_path):
 
 
 @pytest.mark.long
+def test_a_worker_that_comes_back_too_late_is_not_waited_for(tmp_path):
+    flags = ("--strategy=parameter_server", "--model=dense", "--steps=300", "--save_every=20", "--log_every=10")
+    process = launch(*flags, f"--run_dir={tmp_path / 'run'}", processes=3, servers=1, restarts=1)
+    wait_for_checkpoint(process, tmp_path / "run", 280)
+    os.kill(children(process.pid)[1], signal.SIGKILL)
+    assert "it is started again" in finished(process)
+    assert time.time() - (tmp_path / "run" / "summary.json").stat().st_mtime < 15
+
+
+@pytest.mark.long
 def test_workers_update_a_variable_one_after_the_other(tmp_path):
     """Adam moves a weight by some thousandths a step; between two workers it leapt by thousands."""
     flags = ("--strategy=parameter_server", "--model=tests.faulty:linear", "--dataset=tests.faulty:rare")
