@@ -132,6 +132,12 @@ def test_no_noise(backend, tmp_path):
     assert running.trainer(f"--backend={backend}", "--steps=40", f"--run_dir={tmp_path}").stderr == ""
 
 
+def test_what_a_process_says_last_is_not_held_back(tmp_path):
+    """XLA ends it, in C++, for a flag that it does not know."""
+    out = running.trainer("--backend=jax", f"--run_dir={tmp_path}", code=1, XLA_FLAGS="--xla_nonsense=true")
+    assert "Unknown flag in XLA_FLAGS: --xla_nonsense=true" in out.stderr
+
+
 def test_settings_of_the_host_change_nothing(tmp_path):
     """A keras.json of the user's own would make another run of the same flags."""
     settings = {"floatx": "float16", "epsilon": 0.001, "image_data_format": "channels_first", "backend": "torch"}

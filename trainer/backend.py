@@ -8,9 +8,8 @@ import importlib.util
 import os
 import pathlib
 import platform
-import re
+import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 
@@ -21,7 +20,7 @@ from trainer.cluster import ALONE, Cluster
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.monitoring import host_memory
-from trainer.processes import gpus
+from trainer.processes import gpus, holding_back
 
 _OF_MANY_PROCESSES = ("multi_worker_mirrored", "parameter_server", "device_mesh")
 _BACKENDS = {
@@ -200,31 +199,29 @@ def quiet() -> Iterator[None]:
     """Drops what TensorFlow's C++ says while it is imported, which no setting of its own does.
 
     Only lines in the form of its log are dropped, and only when the import ends well; everything
-    else is handed on. ONECURVE_VERBOSE=1 leaves all of it.
+    else is handed on, also of a process that dies meanwhile. ONECURVE_VERBOSE=1 leaves all of it.
     """
-    if _verbose():
+    holding = None
+    with contextlib.suppress(OSError):  # where no process can be started, people are told more than they need
+        holding = None if _verbose() else holding_back.start()
+    if holding is None:
         yield
         return
+    assert holding.stdin
     sys.stderr.flush()
     stderr = os.dup(2)
-    with tempfile.TemporaryFile() as held_back:
-        os.dup2(held_back.fileno(), 2)
-        noise = re.compile(
-            rb"[IW]\d{4} |E\d{4} .*cuInit|WARNING: All log messages before absl|\d{4}-\d\d-\d\d .*: [IW] "
-        )
-        try:
-            yield
-        except BaseException:
-            noise = re.compile(rb"(?!)")
-            raise
-        finally:
-            sys.stderr.flush()
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            held_back.seek(0)
-            for line in held_back:
-                if not noise.match(line):
-                    os.write(2, line)
+    os.dup2(holding.stdin.fileno(), 2)
+    try:
+        yield
+        sys.stderr.flush()
+        os.write(2, holding_back.WELL)
+    finally:
+        sys.stderr.flush()
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        holding.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # of whom another process holds the other end
+            holding.wait(timeout=5)
 
 
 def _verbose() -> bool:
