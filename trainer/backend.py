@@ -8,7 +8,6 @@ import importlib.util
 import os
 import pathlib
 import platform
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -194,34 +193,13 @@ def alone() -> Iterator[None]:
         del sys.modules["jax"]
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> contextlib.AbstractContextManager[None]:
     """Drops what TensorFlow's C++ says while it is imported, which no setting of its own does.
 
     Only lines in the form of its log are dropped, and only when the import ends well; everything
     else is handed on, also of a process that dies meanwhile. ONECURVE_VERBOSE=1 leaves all of it.
     """
-    holding = None
-    with contextlib.suppress(OSError):  # where no process can be started, people are told more than they need
-        holding = None if _verbose() else holding_back.start()
-    if holding is None:
-        yield
-        return
-    assert holding.stdin
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    os.dup2(holding.stdin.fileno(), 2)
-    try:
-        yield
-        sys.stderr.flush()
-        os.write(2, holding_back.WELL)
-    finally:
-        sys.stderr.flush()
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        holding.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # of whom another process holds the other end
-            holding.wait(timeout=5)
+    return contextlib.nullcontext() if _verbose() else holding_back.stderr_held_back()
 
 
 def _verbose() -> bool:

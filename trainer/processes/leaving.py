@@ -11,6 +11,8 @@ import sys
 import threading
 from typing import NoReturn
 
+from trainer.processes import holding_back
+
 # Of what is to be done at exit, what waits for devices, peers or processes, which may be gone.
 _WAITING = (
     ("jax._src.api", "clean_up"),
@@ -48,4 +50,5 @@ def leave_at_once(code: int) -> NoReturn:
             tidying.join(_PATIENCE)
             for child in multiprocessing.active_children():
                 child.kill()  # it does not end by itself
+    holding_back.end_well()
     os._exit(code)
