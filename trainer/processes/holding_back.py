@@ -8,7 +8,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 
@@ -22,6 +21,8 @@ _holding = False
 def stderr_held_back() -> Iterator[None]:
     """Within it, what is said on stderr is held back; afterwards, noise is left out, or nothing after an exception."""
     global _holding
+    import subprocess  # which the other process has no need of
+
     try:
         beside = subprocess.Popen([sys.executable, "-I", "-S", __file__], stdin=subprocess.PIPE)
     except OSError:  # people are told more than they need
