@@ -63,7 +63,7 @@ def load(
         rows = concat_tables(tables, promote_options="permissive")  # one file's integers are another's floats
     except (OSError, ValueError, TypeError) as error:
         raise DataError(f"{paths[0]} and so on can't be read: {error}") from None
-    if len(rows.column_names) == 1 and not delimiter:
+    if len(rows.column_names) == 1 and any(sign in rows.column_names[0] for sign in ",;|\t"):
         raise DataError(f"{paths[0]} has one column, {rows.column_names[0]!r}: say delimiter=';', or what it is")
     known, features = rows.column_names, columns or [name for name in rows.column_names if name != label]
     for name in (label, *features):

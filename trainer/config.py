@@ -85,8 +85,8 @@ class Config:
     )
     exact: bool = _flag(
         False,
-        "Equal bits for every number of devices that divides --replicas, on accelerators too, and of cores. Virtual "
-        "CPU devices always add in that order.",
+        "Equal bits for every number of devices that divides --replicas, on accelerators too, and of a CPU's cores. "
+        "Virtual CPU devices always add in that order.",
     )
     steps: int = _flag(-1, "Steps of the whole run. -1: see --epochs.")
     epochs: float = _flag(0.0, "Passes over the training examples. 0: see --steps; 15 if neither is given.")

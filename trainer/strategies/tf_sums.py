@@ -10,7 +10,7 @@ from trainer.sums import Totals
 from trainer.tree import Tree
 
 
-def hold_rounding_fixed(threads: int = 0) -> None:
+def hold_rounding_fixed(threads: int) -> None:
     """Turns off what rewrites operations after the graph around them: the same step would be rounded
     otherwise on one device and on two.
 
