@@ -16,6 +16,7 @@ from input_pipeline.rereading import check_same
 from input_pipeline.source import Arrays, DataError, Example, Source, Subset, example_spec, fingerprint, is_streamed
 from input_pipeline.structure import flatten, map_structure
 
+_MANY = 1000  # classes; if integers show more, and more than there are examples, they are numbers to predict
 _PARTS = {2: ("train", "evaluation"), 3: ("train", "validation", "evaluation")}  # of a tuple, in the usual order
 
 
@@ -157,10 +158,11 @@ def _kinds(source: Source) -> Any:
 
 
 def _classes(labels: list[Any]) -> int | None:
-    """How many classes labels in memory show: None if they are no classes, or there are none."""
+    """How many classes labels in memory show: None if they are no classes, as prices are not, or there are none."""
     if not labels or not all(np.issubdtype(each.dtype, np.integer) and each.min() >= 0 for each in labels):
         return None
-    return 1 + max(int(each.max()) for each in labels)
+    classes = 1 + max(int(each.max()) for each in labels)
+    return None if labels[0][0].size == 1 and classes > max(_MANY, *map(len, labels)) else classes
 
 
 def _named(loaded: Any) -> Any:

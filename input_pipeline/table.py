@@ -1,7 +1,9 @@
 """table: rows of CSV or Parquet files; numbers as they are, words as the place of each among all."""
 
+import collections
 import glob
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from input_pipeline.source import Arrays, DataError
 
 _SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 _PARTS = ("train", "test", "val")  # with which the names of files begin, where all do
+_ROW_NUMBERS = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # columns as R and pandas call those of rows' names
+_AROUND_NUMBERS = re.compile(r"^[$€£¥]\s*|(?<=\d)[,_' ](?=\d{3}(?!\d))|\s*[%$€£¥]$")  # as in $1,234, or 12 %
 
 
 def load(
@@ -24,6 +28,9 @@ def load(
     words: tuple[str, ...] = (),
     delimiter: str = "",
     decimal: str = ".",
+    encoding: str = "utf-8",
+    names: tuple[str, ...] = (),
+    regression: bool = False,
 ) -> Dataset:
     """Needs pyarrow: pip install 'onecurve[table]'.
 
@@ -34,15 +41,19 @@ def load(
         says; without test, what is to validate on is to evaluate on.
       columns: those that are x; all others by default.
       held_out: share of the rows to evaluate on, chosen by their place alone, where no file is.
-      words: columns whose numbers are names, such as those of houses, where they are written among words.
+      words: columns whose numbers are names, such as those of houses: each is its place among all.
       delimiter: between the values of a row, where it is neither a comma in .csv nor a tab in .tsv.
       decimal: the point of their numbers.
+      encoding: of the files, such as latin-1.
+      names: of all columns, where the files' first rows are no names.
+      regression: whether the label is a number to predict, although it is an integer.
 
     Returns:
       x float32 (columns,), y int32 () or float32 (1,).
 
     Raises:
-      DataError: no files, no rows, no such column, a missing value, a word among numbers, pyarrow is not installed.
+      DataError: no files, no rows, no such column, a missing value, a word among numbers, more classes than rows,
+        pyarrow is not installed.
     """
     try:
         from pyarrow import concat_tables
@@ -59,27 +70,40 @@ def load(
     else:
         parts = [len(paths), 0, 0]
     try:
-        tables = [_read(path, delimiter, decimal) for path in paths]
+        tables = [_read(path, delimiter, decimal, encoding, names) for path in paths]
         rows = concat_tables(tables, promote_options="permissive")  # one file's integers are another's floats
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{paths[0]} and so on can't be read: {error}") from None
+        raise DataError(f"{paths[0]} and so on can't be read: {error}{_way_out(str(error))}") from None
     if len(rows.column_names) == 1 and any(sign in rows.column_names[0] for sign in ",;|\t"):
         raise DataError(f"{paths[0]} has one column, {rows.column_names[0]!r}: say delimiter=';', or what it is")
-    known, features = rows.column_names, columns or [name for name in rows.column_names if name != label]
+    known = rows.column_names
+    features = columns or [name for name in known if name != label and not _ROW_NUMBERS.fullmatch(name)]
     for name in (label, *features):
         if name not in known:
-            raise DataError(f"there is no column {name!r}; there are {', '.join(known)}")
+            headless = any(map(_is_number, known))
+            way_out = ": if that is a row of values, say what they are, names=('width', ...)" if headless else ""
+            raise DataError(f"there is no column {name!r}; there are {', '.join(known)}{way_out}")
+    for name in known:
+        if not columns and name != label and _ROW_NUMBERS.fullmatch(name):
+            print(f"column {name!r}, the rows' names or numbers, is left out: columns=(...) says otherwise", flush=True)
     if label in features:
         raise DataError(f"column {label!r} is the label, and among those that are x: {', '.join(features)}")
     if not features or not len(rows):
         raise DataError(f"{paths[0]} and so on have {len(rows)} rows, and {len(features)} columns beside {label!r}")
-    y, classes, names = _column(rows, label, words)
-    if classes is not None and classes > 2**31:
-        raise DataError(f"column {label!r} has integers up to {classes - 1}, which are no classes: make them floats")
+    y, classes, names_of_classes = _column(rows, label, words)
+    if regression:
+        classes = names_of_classes = None
+    elif classes is not None and classes > len(rows):
+        raise DataError(
+            f"column {label!r} has integers up to {classes - 1} in {len(rows)} rows: say regression=True if they are "
+            f"numbers to predict, or words=({label!r},) if they are names of classes"
+        )
     x = np.empty((len(rows), len(features)), np.float32)
     for i, name in enumerate(features):
         values = _column(rows, name, words)[0]
         x[:, i] = values
+        if values.dtype.kind in "iu" and len(values) > len(paths) + 1 and _counts(values, len(paths)):
+            print(f"column {name!r} counts the rows: leave it out of columns=(...) if it is no measure", flush=True)
         if values.dtype.kind in "iu" and (values != x[:, i]).any():
             row = int(np.argmax(values != x[:, i]))
             print(
@@ -91,26 +115,45 @@ def load(
     if not parts[0] or not any(parts[1:]):
         kept, held = order.split(len(y), held_out)
         evaluation = Arrays(x[held], y[held]) if len(held) else None
-        return Dataset(Arrays(x[kept], y[kept]), evaluation, classes, class_names=names)
+        return Dataset(Arrays(x[kept], y[kept]), evaluation, classes, class_names=names_of_classes)
     ends = np.cumsum([0, *map(len, tables)])[np.cumsum(parts)]
     train, test, validation = (
         Arrays(*some) if count else None
         for some, count in zip(zip(np.split(x, ends[:-1]), np.split(y, ends[:-1]), strict=True), parts, strict=True)
     )
     assert train is not None
-    return Dataset(train, validation if test is None else test, classes, validation, class_names=names)
+    return Dataset(train, validation if test is None else test, classes, validation, class_names=names_of_classes)
 
 
-def _read(path: pathlib.Path, delimiter: str, decimal: str) -> Any:
+def _read(path: pathlib.Path, delimiter: str, decimal: str, encoding: str, names: tuple[str, ...]) -> Any:
     """A file's rows, under names without the spaces around them."""
     from pyarrow import csv, parquet
 
     if path.suffix == ".parquet":
         found = parquet.read_table(path)
     else:
-        parting = csv.ParseOptions(delimiter=delimiter or ("\t" if ".tsv" in path.suffixes else ","))
-        found = csv.read_csv(path, parse_options=parting, convert_options=csv.ConvertOptions(decimal_point=decimal))
-    return found.rename_columns([name.strip() for name in found.column_names])
+        found = csv.read_csv(
+            path,
+            csv.ReadOptions(encoding=encoding, column_names=list(names) or None),
+            csv.ParseOptions(delimiter=delimiter or ("\t" if ".tsv" in path.suffixes else ",")),
+            csv.ConvertOptions(decimal_point=decimal),
+        )
+    stripped = [name.strip() for name in found.column_names]
+    if twice := [name for name, times in collections.Counter(stripped).items() if times > 1]:
+        raise ValueError(f"{path.name} has several columns {twice[0]!r}")
+    return found.rename_columns(stripped)
+
+
+def _way_out(words: str) -> str:
+    """What may help where pyarrow can't read a file."""
+    if "Expected 1 columns" in words:
+        return "; say delimiter=';', or what it is; or is the first line no row?"
+    return "; say encoding='latin-1', or what it is" if "codec can't decode" in words else ""
+
+
+def _counts(values: npt.NDArray[Any], files: int) -> bool:
+    """Whether each is one more than the one before, but where a file begins."""
+    return int(np.count_nonzero(np.diff(values) == 1)) >= len(values) - files
 
 
 def _column(rows: Any, name: str, names: tuple[str, ...]) -> tuple[npt.NDArray[Any], int | None, list[str] | None]:
@@ -134,6 +177,9 @@ def _column(rows: Any, name: str, names: tuple[str, ...]) -> tuple[npt.NDArray[A
                 + f": mend the file, or say words=({name!r},) if they are names"
             )
         return places, len(words), words.tolist()
+    if name in names and "int" in kind:
+        numbers, places = np.unique(column.to_numpy(), return_inverse=True)
+        return places, len(numbers), [str(number) for number in numbers]
     values = (column.cast("float64") if kind.startswith("decimal") else column).to_numpy()
     if values.dtype.kind in "iu":
         return values, int(values.max()) + 1, None
@@ -143,7 +189,8 @@ def _column(rows: Any, name: str, names: tuple[str, ...]) -> tuple[npt.NDArray[A
 
 
 def _is_number(word: str) -> bool:
+    """Whether a word is written as a number, though as none that pyarrow reads: 1,234.5, $1000, 12 %."""
     try:
-        return bool(np.isfinite(float(word)))
+        return bool(np.isfinite(float(_AROUND_NUMBERS.sub("", word.strip()))))
     except ValueError:
         return False

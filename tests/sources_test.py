@@ -471,8 +471,48 @@ def test_what_is_no_number_in_a_table(tmp_path):
     (tmp_path / "rows.csv").write_text("time,y\n" + "1700000000000,1\n" * 20)  # milliseconds, of more than 32 bits
     x = table.load(str(tmp_path), label="y", files="*.csv", held_out=0.0).train.arrays[0]
     assert x[0] == pytest.approx(1.7e12)
-    with pytest.raises(DataError, match="'time' has integers up to 1700000000000, which are no classes"):
+    with pytest.raises(DataError, match="'time' has integers up to 1700000000000 in 20 rows: say regression=True"):
         table.load(str(tmp_path), label="time", files="*.csv")
+    data = table.load(str(tmp_path), label="time", files="*.csv", held_out=0.0, regression=True)
+    assert data.classes is None and data.train.arrays[1][0] == pytest.approx([1.7e12])
+    data = table.load(str(tmp_path), label="time", files="*.csv", held_out=0.0, words=("time",))
+    assert data.class_names == ["1700000000000"] and data.train.arrays[1][0] == 0
+
+
+def test_what_programs_write_into_tables(tmp_path, capsys):
+    """Rows' numbers are none of the features; other encodings, no names, and 1,234 for a number."""
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "rows.csv"
+    for name in ("", '""', "Unnamed: 0"):
+        path.write_text(f"{name},a,y\n" + "".join(f"{i},{i % 5},{i % 2}\n" for i in range(20)))
+        assert table.load(str(path), "y", held_out=0.0).train.arrays[0].shape == (20, 1)
+        assert "the rows' names or numbers, is left out" in capsys.readouterr().out
+    assert table.load(str(path), "y", columns=("Unnamed: 0", "a"), held_out=0.0).train.arrays[0].shape == (20, 2)
+    path.write_text("Id,a,y\n" + "".join(f"{i},{i % 5},{i % 2}\n" for i in range(20)))
+    assert table.load(str(path), "y", held_out=0.0).train.arrays[0].shape == (20, 2)
+    assert "column 'Id' counts the rows" in capsys.readouterr().out
+    path.write_bytes("größe,y\n1,0\n2,1\n".encode("latin-1"))
+    with pytest.raises(DataError, match="say encoding='latin-1'"):
+        table.load(str(path), "y")
+    assert len(table.load(str(path), "y", columns=("größe",), encoding="latin-1", held_out=0.0).train) == 2
+    path.write_text("1.5,2,yes\n2.5,3,no\n")
+    with pytest.raises(DataError, match="if that is a row of values, say what they are, names="):
+        table.load(str(path), "y")
+    data = table.load(str(path), "y", names=("a", "b", "y"), held_out=0.0)
+    assert data.train.arrays[0].tolist() == [[1.5, 2], [2.5, 3]] and data.class_names == ["no", "yes"]
+    for word in ("1,234,567", "$12", "3.5 %", "1 000"):
+        path.write_text(f'a,y\n"{word}",0\n"{word}",1\n')
+        with pytest.raises(DataError, match="'a' has numbers that are written as words"):
+            table.load(str(path), "y")
+    for word in ("1,2", "$", "12 monkeys", "1st"):
+        path.write_text(f'a,y\n"{word}",0\n"{word}",1\n')
+        assert len(table.load(str(path), "y", held_out=0.0).train) == 2
+    path.write_text("a,a,y\n1,2,0\n3,4,1\n")
+    with pytest.raises(DataError, match="has several columns 'a'"):
+        table.load(str(path), "y")
+    path.write_text("# by hand\na,y\n1,0\n")
+    with pytest.raises(DataError, match=r"Expected 1 columns.* or is the first line no row"):
+        table.load(str(path), "y")
 
 
 def test_a_missing_value_is_told(tmp_path):
@@ -519,7 +559,7 @@ def test_a_single_file(tmp_path):
     with pytest.raises(DataError, match="fewer tokens than context=128"):
         text.load(str(poem), context=128)
     rows = tmp_path / "rows.csv"
-    rows.write_text("a,b\n1,2\n3,4\n")
+    rows.write_text("a,b\n1,0\n3,1\n")
     pytest.importorskip("pyarrow")
     assert len(table.load(str(rows), label="b", held_out=0.0).train) == 2
 
@@ -671,6 +711,8 @@ def test_what_load_may_return():
     assert len(prepare(((x, y), (x[:3], y[:3]), (x[:2], y[:2])), 0.0).validation) == 3
     assert prepare((x, y - 1), 0.0).classes is None  # -1 is no class, but may be a number to be found
     assert prepare(((x, y), (x, y + 3)), 0.0).classes == 6  # as many as can be seen
+    assert prepare((x, y + 200_000), 0.0).classes is None  # prices
+    assert prepare((x, np.array([[5, 200_000]] * len(x))), 0.0).classes == 200_001  # tokens
 
 
 def test_arrays_of_other_kinds(tmp_path):

@@ -91,7 +91,8 @@ class Assembly:
                     "model",
                     self.config.model,
                     f"has outputs for {model.size} classes, and --dataset={self.config.dataset} has {data.size}",
-                    "name `classes` in build's signature, and give the last layer as many units",
+                    "name `classes` in build's signature, and give the last layer as many units; or compile the model "
+                    "with a loss for what it has, such as binary_crossentropy, or mse for numbers to predict",
                 )
         named = {arrays_of(getattr(self.dataset, name)): name for name in ("evaluation", "validation", "train")}
         try:

@@ -58,7 +58,8 @@ def build(config: Config, dataset: Dataset) -> tuple[keras.Model, Any, Any]:
             "dataset",
             config.dataset,
             f"does not tell `{fact}`, which --model={config.model} needs",
-            f"give what it loads that attribute, or say --model='{config.model.partition('(')[0]}({fact}=...)'",
+            f"give what it loads that attribute, or say --model='{config.model.partition('(')[0]}({fact}=...)'; to "
+            "predict numbers, give a model of your own that is compiled with its loss",
         )
     offered = {k: v for k, v in offered.items() if v is not None}
     if config.remat:
@@ -231,9 +232,8 @@ def _check(config: Config, model: keras.Model) -> None:
                 "examples come in random order",
                 "delete it, and give each sequence whole",
             )
-        wide = "float64" in (layer.compute_dtype, layer.variable_dtype) and not isinstance(
-            layer, keras.layers.InputLayer
-        )
+        is_input = isinstance(layer, keras.layers.InputLayer)
+        wide = "float64" in (layer.compute_dtype, layer.variable_dtype) and not is_input
         if keras.config.backend() == "jax" and wide:
             raise UserError(
                 "model",
