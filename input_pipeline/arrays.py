@@ -28,10 +28,12 @@ def load(data_dir: str, classes: int | None = None) -> Dataset:
     arrays = _of_npz(path) if path.is_file() else _of_directory(path)
     train, test, *validation = (_source(arrays, part) for part in _PARTS)
     if train is None:
-        raise DataError(f"{path} holds {', '.join(sorted(arrays)) or 'no arrays'}, and x_train is needed")
+        packed = [file.name for file in sorted(path.glob("*.npz"))]
+        hint = f": is --data_dir={path / packed[0]} meant?" if packed and not arrays else ""
+        raise DataError(f"{path} holds {', '.join(sorted(arrays)) or 'no arrays'}, and x_train is needed{hint}")
     known = {f"{name}_{part}" for name in _NAMES for part in _PARTS}
     for name in sorted(set(arrays) - known):
-        if name.startswith(tuple(f"{each}_" for each in _NAMES)):
+        if name.startswith(tuple(f"{each}_" for each in _NAMES)) or name.endswith(tuple(f"_{part}" for part in _PARTS)):
             raise DataError(f"{path} holds {name}, which is not looked at: there are {', '.join(sorted(known))}")
     found = next((source for source in validation if source is not None), None)
     return Dataset(train, found if test is None else test, classes, found)

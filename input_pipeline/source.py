@@ -107,8 +107,11 @@ def as_array(given: Any) -> npt.NDArray[Any]:
     if np.ma.is_masked(given):
         raise DataError(f"an array of {given.shape} has masked values: fill them, by .filled(value)")
     array = np.asarray(given)
-    if array.dtype.kind in "mM" or array.dtype.names:
-        raise DataError(f"an array has dtype {array.dtype}: make numbers of it, by .astype or one field at a time")
+    if array.dtype.kind in "mM" or array.dtype.type is np.void:
+        raise DataError(
+            f"an array has dtype {array.dtype}: make numbers of it, by .astype, or one field at a time; what "
+            "numpy.save makes of bfloat16 is .view(ml_dtypes.bfloat16)"
+        )
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 

@@ -726,7 +726,10 @@ def test_arrays_of_other_kinds(tmp_path):
         assert np.array_equal(given[0], x[[4, 0]]) and np.array_equal(given[1], y[[4, 0]])
     holes = np.ma.masked_array(x, mask=x == 0)
     records = np.zeros(6, [("a", "f4"), ("b", "i4")])
-    for wrong, said in ((holes, "masked values"), (records, "dtype .*'a'"), (y.astype("datetime64[s]"), "datetime64")):
+    halves = y.astype(np.uint16).view("V2")  # as what numpy.save has made of bfloat16
+    times = y.astype("datetime64[s]")
+    wrongs = (holes, "masked values"), (records, "dtype .*'a'"), (times, "datetime64"), (halves, "V2")
+    for wrong, said in wrongs:
         with pytest.raises(DataError, match=said):
             prepare((wrong, y), 0.0)
 
@@ -1130,9 +1133,12 @@ def three_parts_of_arrays(root):
     parts = {"train": slice(800), "val": slice(800, 1000), "test": slice(1000, None)}
     np.savez(root / "all.npz", **{f"{n}_{part}": a[s] for part, s in parts.items() for n, a in (("x", X), ("y", Y))})
     np.savez(root / "two.npz", x_train=X, y_train=Y, x_validation=X[:7], y_validation=Y[:7])
-    np.savez(root / "wrong.npz", x_train=X, y_train=Y, x_dev=X)
-    with pytest.raises(DataError, match="holds x_dev, which is not looked at"):
-        arrays.load(str(root / "wrong.npz"))
+    for name in ("x_dev", "sample_weight_train"):
+        np.savez(root / "wrong.npz", x_train=X, y_train=Y, **{name: X})
+        with pytest.raises(DataError, match=f"holds {name}, which is not looked at"):
+            arrays.load(str(root / "wrong.npz"))
+    with pytest.raises(DataError, match=r"all\.npz meant"):
+        arrays.load(str(root))
     return arrays.load(str(root / "all.npz")), arrays.load(str(root / "two.npz")), (800, 200, len(X) - 1000), 7
 
 
