@@ -18,6 +18,7 @@ from tests import running
 from tests.forks import trainer
 from tests.running import REPOSITORY, curve, deviation, finished, launch, lines, start, summary
 from trainer import checkpoint
+from trainer.monitoring.board import Board
 from trainer.monitoring.gallery import confusion
 
 BACKENDS = ["tensorflow", "jax"]
@@ -370,6 +371,40 @@ def test_examples_of_several_shapes_are_named_and_retrace_nothing(backend, tmp_p
     flags = (f"--backend={backend}", "--dataset=tests.faulty:uneven", "--steps=20", f"--run_dir={tmp_path}")
     ran = trainer(*flags, code=2)
     assert "(16, 16, 1)" in ran.stderr and "(8, 8, 1)" in ran.stderr and "Traceback" not in ran.stderr
+
+
+IGNORING = """
+import keras
+
+from input_pipeline import digits
+
+
+def load():
+    data = digits.load()
+    data.train.arrays[1][::7] = data.evaluation.arrays[1][::7] = 255  # not known
+    return data
+
+
+def build(input_shape, classes):
+    model = keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=255))
+    return model
+"""
+
+
+def test_labels_that_a_loss_ignores_are_in_no_picture(tmp_path):
+    (tmp_path / "ignoring.py").write_text(IGNORING)
+    flags = ("--backend=jax", "--dataset=ignoring:load", "--model=ignoring:build", "--steps=5")
+    trainer(*flags, f"--run_dir={tmp_path / 'run'}", cwd=tmp_path)
+    tags = EventAccumulator(str(tmp_path / "run/tensorboard"), {"tensors": 0}).Reload().Tags()["tensors"]
+    assert {"confusion", "worst"} <= set(tags)
+
+
+def test_a_histogram_of_numbers_that_are_all_but_equal(tmp_path):
+    Board(tmp_path, 0).histogram(0, "scale", np.array([1, 1 + 2**-23, np.nan], np.float32))
+    (event,) = EventAccumulator(str(tmp_path), {"tensors": 0}).Reload().Tensors("scale")
+    counts = np.frombuffer(event.tensor_proto.tensor_content).reshape(30, 3)[:, 2]
+    assert counts[0] == counts[-1] == 1 and counts.sum() == 2
 
 
 def test_confusions_of_labels_of_a_byte():

@@ -63,7 +63,8 @@ class Board:
 
     def histogram(self, step: int, tag: str, values: npt.NDArray[np.floating]) -> None:
         """How values are spread."""
-        counts, edges = np.histogram(values[np.isfinite(values)], 30)
+        finite = values[np.isfinite(values)].astype(np.float64)  # else there are no 30 numbers between close ones
+        counts, edges = np.histogram(finite, 30)
         buckets = np.stack([edges[:-1], edges[1:], counts], axis=1)
         self._tensor(step, tag, histograms.create_summary_metadata("", ""), buckets)
 

@@ -87,6 +87,10 @@ class Gallery:
         if logits is None or logits.shape[1:] != (self._parts.dataset.classes,):
             return
         chosen, classes = logits.argmax(1), logits.shape[1]
+        known = (y >= 0) & (y < classes)  # others are those that the loss is to ignore
+        if not known.any():
+            return
+        y, logits, chosen = y[known], logits[known], chosen[known]
         names = _names(self._parts.dataset.class_names, classes)
         if classes <= _CLASSES:
             reporting.picture(step, "confusion", _matrix(confusion(y, chosen, classes), names))
@@ -95,7 +99,7 @@ class Gallery:
             losses = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(y)), y]
             worst = np.argsort(-losses, kind="stable")[:_WORST]
             captions = [names[y[i]] + (f",\nnot {names[chosen[i]]}" if y[i] != chosen[i] else "") for i in worst]
-            reporting.picture(step, "worst", _sheet(x[worst], captions))
+            reporting.picture(step, "worst", _sheet(x[known][worst], captions))
 
     def _predictions(self, x: Any, n: int) -> npt.NDArray[np.float32] | None:
         """The model's only output for all examples, in batches of one shape; None if it can't be had."""
