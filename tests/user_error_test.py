@@ -390,8 +390,9 @@ def compiled(input_shape, classes, **arguments):
     return model
 
 
-def compiled_with(input_shape, classes, loss=None, metrics=None):
+def compiled_with(input_shape, classes, loss=None, metrics=None, called=""):
     model = linear(input_shape, classes)
+    metrics = [keras.metrics.SparseCategoricalAccuracy(called)] if called else metrics
     model.compile("adam", loss or keras.losses.SparseCategoricalCrossentropy(True), metrics=metrics)
     return model
 
@@ -987,6 +988,8 @@ def project(tmp_path):
         (["--model=user_project:compiled", "--learning_rate=0.001"], ["compiled with SGD", "set it in compile()"]),
         (["--model=user_project:compiled", "--schedule=constant"], ["--schedule=constant", "compiled with SGD"]),
         (["--model=user_project:compiled_with(loss='entropy')"], ["a loss that is none", "entropy", "keras.losses"]),
+        (["--model=user_project:compiled_with(called='step')"], ["called 'step', as lines of the log", "another name"]),
+        (["--model=user_project:compiled_with(called='loss')"], ["called 'loss', as lines of the log", "another name"]),
         (["--model=user_project:compiled_with(metrics=['acuracy'])"], ["metrics that are none", "acuracy"]),
         (["--model=user_project:compiled_with(metrics=['mae'])"], ["labels (batch,)", "a metric does not take"]),
         (["--model=user_project:single(metrics=['poisson'], shape=(1,))"], ["each label with each output"]),

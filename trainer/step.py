@@ -26,7 +26,7 @@ from trainer.objective.calling import beside, stateless_call
 from trainer.objective.purity import Noted, pure
 from trainer.objective.randomness import GOLDEN, Generator, drawn_from, is_seed, keyed
 from trainer.objective.state import State
-from trainer.objective.trackers import Metrics
+from trainer.objective.trackers import Metrics, check_names
 from trainer.objective.weighing import Losses, share
 from trainer.sums import NEVER, Counts, Outcome, Sums, Tensor, Totals, is_overwritten
 
@@ -55,6 +55,7 @@ class Objective:
         self.model, self.metrics = model, metrics
         self.skips, self._scaled = skips, scaled
         self._losses, self._computed, self._computes_loss = losses, computed, computed_loss.is_own(model)
+        check_names(losses.flag, losses.names, ["loss"])
         # Losses that are told apart are sums like the metrics'.
         self._starts = metrics.start + [np.zeros(len(losses.names), np.float32)] * bool(losses.names)
         # (n,) the sums of n arrays' squares; a strategy may have a faster way.
@@ -214,7 +215,9 @@ class Objective:
             pairs = zip(self.metrics.start, sums, strict=True)
             values = [(start + total.reshape(start.shape)).astype(start.dtype) for start, total in pairs]
             idle = self.metrics.idle(sums) if totals.counted.steps else []
-            for name, value in self.metric_results(values).items():
+            found = self.metric_results(values)
+            check_names(self._losses.flag, found, results)  # known only now
+            for name, value in found.items():
                 if name not in idle:
                     results[name] = float(ops.convert_to_numpy(value).mean())
         return results

@@ -1,7 +1,7 @@
 """Trackers: metrics that a model or a layer keeps, and updates in call() or compute_loss(), such as a VAE's terms."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -9,6 +9,8 @@ import numpy as np
 from keras import ops
 from keras.src.trainers.compile_utils import CompileMetrics
 
+from trainer.errors import UserError
+from trainer.monitoring.readable import NOT_METRICS
 from trainer.sums import Tensor
 
 
@@ -21,6 +23,18 @@ def trackers(model: keras.Model) -> Iterator[tuple[str, keras.metrics.Metric]]:
     kept = [(layer.name, metric) for layer in model._flatten_layers() for metric in layer._metrics]
     kept += [(model.name, metric) for metric in (compiled.metrics if compiled else ())]
     return (each for each in kept if type(each[1]).update_state.__module__.startswith("keras."))
+
+
+def check_names(flag: str, names: Iterable[str], taken: Iterable[str]) -> None:
+    """Raises UserError where a metric's name is that of another, or of something else in a line of the log."""
+    for name in names:
+        if name in taken or name in NOT_METRICS or name.startswith("val_"):
+            raise UserError(
+                "model",
+                flag,
+                f"has a metric or a loss called {name!r}, as lines of the log call something else",
+                "give the metric, or the output whose it is, another name",
+            )
 
 
 class Metrics:
@@ -38,7 +52,8 @@ class Metrics:
 
     def __init__(self, model: keras.Model, compiled: CompileMetrics) -> None:
         self.compiled, self._trackers = compiled, dict[str, keras.metrics.Metric]()
-        known, taken = set(map(id, compiled.metrics)), {"loss", *(metric.name for metric in compiled.metrics)}
+        known = set(map(id, compiled.metrics))
+        taken = {"loss", *NOT_METRICS, *(metric.name for metric in compiled.metrics)}
         for layer, tracker in trackers(model):
             if id(tracker) in known:
                 continue
