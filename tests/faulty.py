@@ -53,6 +53,12 @@ def in_any_order(input_shape, classes):
     return model
 
 
+def of_any_width(input_shape, classes):
+    widths = {"few": 4, "some": 8, "many": 16, "more": 32}
+    layers = [keras.layers.Dense(widths[name]) for name in {*widths}]
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), *layers, keras.layers.Dense(classes)])
+
+
 def says_cores():
     """The digits, and how many cores are there to read them."""
     from input_pipeline.cores import cores

@@ -171,6 +171,7 @@ def test_processes_that_would_begin_with_other_variables_are_told(tmp_path):
         ("--model=tests.faulty:unseeded",): others,
         ("--model=tests.faulty:unseeded", "--layout=fsdp"): others,  # each would keep a part of its own
         ("--model=tests.faulty:in_any_order",): "differs from process 0 in the model's layers (does build() go through",
+        ("--model=tests.faulty:of_any_width", "--strategy=multi_worker_mirrored"): "build different variables",
         ("--initialize_from=before",): "differs from process 0 in the checkpoint of --initialize_from: 00000010",
     }.items():
         cluster = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
