@@ -106,12 +106,10 @@ class DeviceMesh(Strategy):
         def put(block: Block) -> Block:
             return jax.device_put(block, self._by_replica) if self.cluster.size == 1 else jax.tree.map(of_all, block)
 
-        blocks = pipeline.blocks(first_block)
-        if self.on_cpu:
-            return map(put, blocks)
+        blocks = map(put, pipeline.blocks(first_block))
         # A GPU takes what it is sent after what it was told to compute before. So a block is sent before the call of
         # the step that it is to come beside.
-        return in_order(lambda _: put(next(blocks)), pipeline.indices(first_block), most=1, threads=1)
+        return blocks if self.on_cpu else in_order(lambda _: next(blocks), pipeline.indices(first_block), 1, threads=1)
 
     def compile(self, program: Program) -> None:
         self._program = program
@@ -138,6 +136,7 @@ class DeviceMesh(Strategy):
         self._exact |= self.on_cpu and program.replicas > 1 and not self.layout.shards
         self._loops: dict[bool, Loop] = {}
         self._compiled = set[Any]()  # for training or not, and for which shapes of a block
+        self._block: Block | None = None  # the last to train on
 
     def sharding(self, variable: keras.Variable) -> NamedSharding:
         """Where a variable of the program lies."""
@@ -167,30 +166,30 @@ class DeviceMesh(Strategy):
         return jax_flops.count(step.leaf(True), *self._of_replica(spec)) * self._program.replicas
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
-        values, totals = self._run(True, block, first, count, step, totals)
+        if block is not self._block:  # to look at its shapes takes a tenth of a small step
+            self._prepare(True, block, totals)
+            self._block = block
+        values, totals = self._loops[True](self._state.values(), block, first, count, step, totals)
         assert values is not None  # the training loop updates
         self._state.assign(values)
         return totals
 
     def evaluate(self, block: Block, first: int, count: int, totals: Totals) -> Totals:
-        return self._run(False, block, first, count, 0, totals)[1]
+        self._prepare(False, block, totals)
+        return self._loops[False](self._state.values(), block, first, count, 0, totals)[1]
 
-    def _run(
-        self, training: bool, block: Block, first: int, count: int, step: int, totals: Totals
-    ) -> tuple[Values | None, Totals]:
-        """Steps by a loop, which is made at the first block: it shows what the model computes."""
-        values, known = self._state.values(), (training, *(a.shape for a in jax.tree.leaves(block)))
+    def _prepare(self, training: bool, block: Block, totals: Totals) -> None:
+        """Compiles what is called with such a block, if nothing was; the first shows which loop the model needs."""
         if training not in self._loops:
             self._loops[training] = self._make_loop(training, block)
-        with jax_compiled.explained(self._program):
-            if known not in self._compiled:
-                # GPUs of several processes look together for what is quickest: none may compile before another.
-                with self.compiling(self.on_cpu) as wait_for_turn:
-                    lowered = self._loops[training].lower(values, block, totals)
-                    wait_for_turn()
-                    jax_compiled.compile_all(lowered)
-                self._compiled.add(known)
-            return self._loops[training](values, block, first, count, step, totals)
+        known = training, *(a.shape for a in jax.tree.leaves(block))
+        if known not in self._compiled:
+            # GPUs of several processes look together for what is quickest: none may compile before another.
+            with jax_compiled.explained(self._program), self.compiling(self.on_cpu) as wait_for_turn:
+                lowered = self._loops[training].lower(self._state.values(), block, totals)
+                wait_for_turn()
+                jax_compiled.compile_all(lowered)
+            self._compiled.add(known)
 
     def predict(self, x: Any) -> Any:
         return jax.tree.map(np.asarray, self._outputs(self._state.values(), x))
