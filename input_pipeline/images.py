@@ -1,5 +1,6 @@
 """images: a folder for each class, of JPEG, PNG or whatever else Pillow reads."""
 
+import collections
 import functools
 import os
 import pathlib
@@ -15,7 +16,7 @@ from input_pipeline.decoding import decoded
 from input_pipeline.order import fold
 from input_pipeline.source import DataError, Example
 
-_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+_SUFFIXES = {".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _HELD_OUT = ("test", "validation", "val", "valid")  # folders beside train
 Keys = npt.NDArray[np.uint64]
 
@@ -177,8 +178,11 @@ def _folders(root: pathlib.Path) -> list[str]:
 
 def _files(root: pathlib.Path) -> tuple[list[str], npt.NDArray[np.int32], list[str]]:
     """Files, their labels, and the names of the classes."""
-    classes = _folders(root)
-    found = [(path, i) for i, name in enumerate(classes) for path in _images(root / name)]
+    classes, others = _folders(root), collections.Counter[str]()
+    found = [(path, i) for i, name in enumerate(classes) for path in _images(root / name, others)]
+    if others:
+        words = ", ".join(f"{count:,} of {suffix or 'none'}" for suffix, count in sorted(others.items()))
+        print(f"{root} has other files, by their suffixes {words}: left out", flush=True)
     if not found:
         raise DataError(
             f"{root} has no folder with images ({', '.join(sorted(_SUFFIXES))}); "
@@ -187,11 +191,8 @@ def _files(root: pathlib.Path) -> tuple[list[str], npt.NDArray[np.int32], list[s
     return [p for p, _ in found], np.array([i for _, i in found], np.int32), classes
 
 
-def _images(folder: pathlib.Path) -> list[str]:
-    """Files of images in a folder and those in it, in the order of their parts; no Paths, for there may be millions.
-
-    Hidden ones are left out: what macOS adds to an archive is no image, and what Jupyter keeps is one twice.
-    """
+def _images(folder: pathlib.Path, others: collections.Counter[str]) -> list[str]:
+    """Files of images in a folder and those in it, in the order of their parts; no Paths, for there may be millions."""
 
     def fail(error: OSError) -> None:
         raise DataError(f"{error.filename} can't be listed: {error.strerror}")
@@ -199,6 +200,9 @@ def _images(folder: pathlib.Path) -> list[str]:
     found = list[str]()
     for at, below, names in os.walk(folder, onerror=fail):
         below[:] = (name for name in below if name[0] != ".")
-        images = (name for name in names if name[0] != "." and os.path.splitext(name)[1].lower() in _SUFFIXES)
-        found += (os.path.join(at, name) for name in images)
+        for name in (name for name in names if name[0] != "."):
+            if (suffix := os.path.splitext(name)[1].lower()) in _SUFFIXES:
+                found.append(os.path.join(at, name))
+            else:
+                others[suffix] += 1
     return sorted(found, key=lambda path: path.split(os.sep))

@@ -320,12 +320,14 @@ def folders(tmp_path):
     return tmp_path / "images"
 
 
-def test_images_in_folders(folders, tmp_path):
+def test_images_in_folders(folders, tmp_path, capsys):
     (folders / "one" / ".ipynb_checkpoints").mkdir(exist_ok=True)
     for hidden in ("._001.png", ".ipynb_checkpoints/001-checkpoint.png"):
         shutil.copy(folders / "one" / "001.png", folders / "one" / hidden)
+    (folders / "two" / "a.HEIC").touch()
     data = images.load(str(folders), size=8, channels=1)
     assert (len(data.train), len(data.evaluation), data.classes) == (270, 30, 3)
+    assert "other files, by their suffixes 1 of .heic: left out" in capsys.readouterr().out
     first = images.Images([folders / "one" / "001.png"], np.zeros(1, np.int32), (32, 32), 1).read(np.array([0]))[0][0]
     assert (first[::4, ::4] == X[Y == 1][1]).all()
     deep = tmp_path / "deep.png"  # 16 bits a pixel
