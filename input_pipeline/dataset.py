@@ -14,7 +14,7 @@ from input_pipeline.domains import Categories
 from input_pipeline.given import adapted, is_whole
 from input_pipeline.rereading import check_same
 from input_pipeline.source import Arrays, DataError, Example, Source, Subset, example_spec, fingerprint, is_streamed
-from input_pipeline.structure import flatten, map_structure
+from input_pipeline.structure import flatten, map_structure, words
 
 _MANY = 1000  # classes; if integers show more, and more than there are examples, they are numbers to predict
 _PARTS = {2: ("train", "evaluation"), 3: ("train", "validation", "evaluation")}  # of a tuple, in the usual order
@@ -96,13 +96,13 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
         if source is None and name != "train":
             continue
         if not isinstance(source, Source):
-            words = f"its {name!r} is {source!r}, which has no length and neither read(ids) nor [id]"
+            reason = f"its {name!r} is {source!r}, which has no length and neither read(ids) nor [id]"
             if hasattr(source, "__iter__"):
-                words += (
+                reason += (
                     ", and so no place to go on from: give what it reads from, such as a DataLoader's dataset, or "
                     "grain's MapDataset before .to_iter_dataset()"
                 )
-            raise DataError(words)
+            raise DataError(reason)
         try:
             if not len(source):
                 raise DataError(f"its {name!r} is empty (0 examples)")
@@ -111,10 +111,19 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
         check_same(source, getattr(loaded, "augment", None) if name == "train" else None)
     train, validation, evaluation = sources.values()
     for name, source in sources.items():
-        if source is not None and _kinds(source) != _kinds(train):
+        if source is None:
+            continue
+        (x, y, *_), (x_train, y_train, *_) = example_spec(source), example_spec(train)
+        if map_structure(_is_integer, x) != map_structure(_is_integer, x_train):
             raise DataError(
-                f"its {name!r} has x {example_spec(source)[0]}, and its 'train' {example_spec(train)[0]}: give all the "
-                "same structure, and integers or floats; were only some of them scaled?"
+                f"its {name!r} has x {words(x)}, and its 'train' {words(x_train)}: give all the same structure, and "
+                "integers or floats; were only some of them scaled?"
+            )
+        if map_structure(type, y) != map_structure(type, y_train):
+            found, wanted = (words(each) if flatten(each) else "none" for each in (y, y_train))
+            raise DataError(
+                f"its {name!r} has labels {found}, and its 'train' {wanted}: give all the same structure; what has no "
+                "labels can't be evaluated"
             )
     classes, names = getattr(loaded, "classes", None), getattr(loaded, "class_names", None)
     if names is not None:
@@ -152,9 +161,8 @@ def divided(source: Source, fraction: float) -> tuple[Source, Source]:
     return kept, held_out
 
 
-def _kinds(source: Source) -> Any:
-    """Of x, its structure, and whether numbers are integers."""
-    return map_structure(lambda spec: spec.dtype.kind in "biu", example_spec(source)[0])
+def _is_integer(spec: Any) -> bool:
+    return spec.dtype.kind in "biu"
 
 
 def _classes(labels: list[Any]) -> int | None:

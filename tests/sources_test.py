@@ -856,6 +856,7 @@ def test_batches_are_taken_apart():
         ),
         (Standardized(), r"are others when they are read again. A source is a function of the id"),
         (((X / 16.0, Y), (X, Y)), "were only some of them scaled"),
+        ({"train": (X, Y), "evaluation": X}, r"'evaluation' has labels none, and its 'train' int32"),
         ((({"a": X}, Y), ({"b": X}, Y)), "same structure"),
     ],
     ids=lambda v: v if isinstance(v, str) else None,

@@ -166,30 +166,32 @@ class DeviceMesh(Strategy):
         return jax_flops.count(step.leaf(True), *self._of_replica(spec)) * self._program.replicas
 
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
-        if block is not self._block:  # to look at its shapes takes a tenth of a small step
-            self._prepare(True, block, totals)
-            self._block = block
-        values, totals = self._loops[True](self._state.values(), block, first, count, step, totals)
-        assert values is not None  # the training loop updates
+        # A block that was trained on is not looked at again, which takes a tenth of a small step.
+        run: Any = self._loops[True] if block is self._block else functools.partial(self._run, True)
+        values, totals = run(self._state.values(), block, first, count, step, totals)
         self._state.assign(values)
+        self._block = block
         return totals
 
     def evaluate(self, block: Block, first: int, count: int, totals: Totals) -> Totals:
-        self._prepare(False, block, totals)
-        return self._loops[False](self._state.values(), block, first, count, 0, totals)[1]
+        return self._run(False, self._state.values(), block, first, count, 0, totals)[1]
 
-    def _prepare(self, training: bool, block: Block, totals: Totals) -> None:
-        """Compiles what is called with such a block, if nothing was; the first shows which loop the model needs."""
+    def _run(
+        self, training: bool, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
+    ) -> tuple[Values | None, Totals]:
+        """Steps by a loop, which is made at the first block: it shows what the model computes."""
+        known = training, *(a.shape for a in jax.tree.leaves(block))
         if training not in self._loops:
             self._loops[training] = self._make_loop(training, block)
-        known = training, *(a.shape for a in jax.tree.leaves(block))
-        if known not in self._compiled:
-            # GPUs of several processes look together for what is quickest: none may compile before another.
-            with jax_compiled.explained(self._program), self.compiling(self.on_cpu) as wait_for_turn:
-                lowered = self._loops[training].lower(self._state.values(), block, totals)
-                wait_for_turn()
-                jax_compiled.compile_all(lowered)
-            self._compiled.add(known)
+        with jax_compiled.explained(self._program):
+            if known not in self._compiled:
+                # GPUs of several processes look together for what is quickest: none may compile before another.
+                with self.compiling(self.on_cpu) as wait_for_turn:
+                    lowered = self._loops[training].lower(values, block, totals)
+                    wait_for_turn()
+                    jax_compiled.compile_all(lowered)
+                self._compiled.add(known)
+            return self._loops[training](values, block, first, count, step, totals)
 
     def predict(self, x: Any) -> Any:
         return jax.tree.map(np.asarray, self._outputs(self._state.values(), x))
@@ -204,8 +206,7 @@ class DeviceMesh(Strategy):
     def checksums(self) -> list[int]:
         if self.layout.shards or self._sharded:  # which are parts, but of what all have begun with
             return [] if True in self._loops else [self._placing.given]
-        copies = per_device(self._state.values()) if self.devices > 1 else []
-        return [int(sum_bits(values)) for values in copies]
+        return [int(sum_bits(copy)) for copy in per_device(self._state.values())] if self.devices > 1 else []
 
     def close(self) -> None:
         if self.cluster.size > 1:
