@@ -65,5 +65,5 @@ class Endpoint(keras.callbacks.Callback):
 
 
 def _lines(name: str, value: float) -> str:
-    metric = "onecurve_" + re.sub(r"\W", "_", name)
+    metric = "onecurve_" + re.sub(r"\W", "_", name, flags=re.ASCII)
     return f"# TYPE {metric} gauge\n{metric} {float(value)!r}\n"

@@ -128,7 +128,7 @@ def _figure(name: str, curves: Mapping[str, Sequence[Point]]) -> str:
     drawn = "".join(
         f'<polyline fill="none" stroke="{_COLOURS[prefix]}" stroke-width="1.5" points="'
         + " ".join(map(place, _seen([point for point in curve if math.isfinite(point[1])])))
-        + f'"><title>{prefix}{name}</title></polyline>'
+        + f'"><title>{html.escape(prefix + name)}</title></polyline>'
         for prefix, curve in curves.items()
     )
     labels = (
