@@ -146,11 +146,15 @@ class Surprise(keras.metrics.Mean):
         self.total.assign(self.total + keras.ops.sum(values * weights))
         self.count.assign(self.count + keras.ops.sum(weights))
 
+    def result(self):
+        mean = super().result()
+        return {"surprise": mean, "perplexity": keras.ops.exp(mean)}
+
 
 def surprised():
     model = tagger()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss, metrics=[Surprise(name="surprise")])
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=[Surprise()])
     return model
 
 
@@ -1208,12 +1212,13 @@ def test_a_metric_that_looks_at_its_numbers(project):
 
 
 def test_a_metric_of_elements_of_one_s_own(project):
-    """An evaluation of 77 examples in batches of 64: its padding counts nowhere."""
+    """An evaluation of 77 examples in batches of 64: its padding counts nowhere. The metric has two results."""
     flags = ("--backend=jax", "--dataset=my_project:tokens", "--model=my_project:surprised", "--steps=10")
     trainer(*flags, "--run_dir=run", cwd=project)
     final = summary(project / "run")["final"]
     assert final["test_surprise"] == pytest.approx(final["test_loss"], rel=1e-5)
     assert final["surprise"] == pytest.approx(final["loss"], rel=1e-5)
+    assert final["val_perplexity"] == pytest.approx(np.exp(final["val_loss"]), rel=1e-5)
 
 
 def test_a_build_that_clears_keras_s_session(project):

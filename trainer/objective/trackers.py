@@ -88,10 +88,12 @@ class Metrics:
         return changes
 
     def stateless_result(self, values: Sequence[Any]) -> dict[str, Any]:
-        """Name -> result, of the variables' values."""
+        """Name -> result, of the variables' values; of a metric that has several, as in fit(), by their own names."""
         compiled, by_tracker = self._apart(values)
         results = self.compiled.stateless_result(compiled) if compiled else {}
-        return results | {name: self._trackers[name].stateless_result(own) for name, own in by_tracker.items()}
+        results |= {name: self._trackers[name].stateless_result(own) for name, own in by_tracker.items()}
+        named = (result if isinstance(result, dict) else {name: result} for name, result in results.items())
+        return {name: result for each in named for name, result in each.items()}
 
     def idle(self, sums: Sequence[Any]) -> list[str]:
         """Names of the trackers that no step has told anything, by the sums of the variables' changes."""
