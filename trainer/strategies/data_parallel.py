@@ -5,7 +5,7 @@ b examples of a replica.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,8 +19,6 @@ from trainer.strategies.jax_arrays import REPLICATED, placed, shares_threads
 from trainer.strategies.jax_step import Leaf, Tally, Update
 from trainer.sums import Sums, Totals, Values
 
-# (values, totals, block, first step of the block, how many, number of the first) -> (new values, totals)
-Steps = Callable[[Values, Totals, Block, Any, Any, Any], tuple[Values | None, Totals]]
 _LARGE = 2**16  # elements; to copy fewer takes less time than a message's latency
 
 
@@ -29,49 +27,33 @@ class OneProgram:
 
     Args:
       mesh: of the devices.
-      steps: (values, totals, block, first step of the block, how many, number of the first) -> (new values, totals).
-      shardings: of the values; None: they stay, and are returned as None.
       apart: whether each step is a call of its own.
     """
 
-    def __init__(self, mesh: jax.sharding.Mesh, steps: Steps, shardings: Values | None, *, apart: bool) -> None:
+    program: Any  # (values, totals, block, int32 (3,): first step of the block, how many, number of the first) -> both
+
+    def __init__(self, mesh: jax.sharding.Mesh, apart: bool) -> None:
         self.mesh, self.apart = mesh, apart
-        self._whole = whole = NamedSharding(mesh, REPLICATED)  # how lies what every device has the whole of
+        self.whole = NamedSharding(mesh, REPLICATED)  # how lies what every device has the whole of
         self._totals: Totals | None = None  # of the last call
         self._shares_threads = shares_threads(mesh)
-        # What the next call is told if it goes on where the last ended, and as the program left it on the devices:
-        # from the host, an array takes a call as long as a small step's arithmetic.
-        self._expected = (-1, 0, 0)
-        self._numbers: Any = None
-
-        def numbered(values: Values, totals: Totals, block: Block, numbers: Any) -> tuple[Values | None, Totals, Any]:
-            first, count, step = (numbers[i] for i in range(3))
-            return *steps(values, totals, block, first, count, step), jnp.stack([first + count, count, step + count])
-
-        self.program = jax.jit(
-            numbered,
-            in_shardings=(None, None, None, whole),
-            out_shardings=(shardings, whole, whole),
-            donate_argnums=(0,) if shardings else (),
-        )
 
     def lower(self, values: Values, block: Block, totals: Totals) -> list[list[jax.stages.Lowered]]:
         """What is called with such a block."""
-        return [[self.program.lower(values, placed(totals, self._whole), block, np.zeros(3, np.int32))]]
+        return [[self.program.lower(values, placed(totals, self.whole), block, np.zeros(3, np.int32))]]
 
     def __call__(
         self, values: Values, block: Block, first: int, count: int, step: int, totals: Totals
     ) -> tuple[Values | None, Totals]:
         # Fresh totals and those of an earlier call must look alike, or JAX compiles twice.
         if totals is not self._totals:
-            totals = placed(totals, self._whole)
+            totals = placed(totals, self.whole)
         new_values: Values | None = None
         length = 1 if self.apart else count
         for i in range(0, count, length):
-            asked = first + i, length, step + i
-            numbers = self._numbers if asked == self._expected else np.array(asked, np.int32)
-            new_values, totals, self._numbers = self.program(new_values or values, totals, block, numbers)
-            self._expected = first + i + length, length, step + i + length
+            # One array of three numbers, for each array takes a call as long as a small step's arithmetic.
+            numbers = np.array([first + i, length, step + i], np.int32)
+            new_values, totals = self.program(new_values or values, totals, block, numbers)
             if self._shares_threads:
                 jax.block_until_ready(totals)
         self._totals = totals
@@ -107,7 +89,7 @@ class FastLoop(OneProgram):
         *,
         apart: bool = False,
     ) -> None:
-        super().__init__(mesh, self._steps, shardings if update else None, apart=apart)
+        super().__init__(mesh, apart)
         self._leaf, self._update, self._tally = leaf, update, tally
         cut = [slot.spec for slot in slots] if update else []
         self._dims = [spec.index("data") if "data" in spec else None for spec in cut]
@@ -119,6 +101,8 @@ class FastLoop(OneProgram):
         self._sums = on_devices(self._sums_over_devices, in_specs=(lie, PartitionSpec("data")), out_specs=sums)
         self._shares = on_devices(self._take_shares, in_specs=(REPLICATED,), out_specs=cut)
         self._gathered = on_devices(self._gather, in_specs=(cut,), out_specs=REPLICATED)
+        results = (shardings if update else None, self.whole)
+        self.program = jax.jit(self._steps, out_shardings=results, donate_argnums=(0,) if update else ())
 
     def exchange(self, floats: int) -> float:
         """See Strategy.exchange."""
@@ -126,10 +110,12 @@ class FastLoop(OneProgram):
         compiled = jax.jit(
             jax.shard_map(add, mesh=self.mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False)
         )
-        vector = placed(np.zeros(floats, np.float32), NamedSharding(self.mesh, REPLICATED))
+        vector = placed(np.zeros(floats, np.float32), self.whole)
         return quickest(lambda: jax.block_until_ready(compiled(vector)))
 
-    def _steps(self, values: Values, totals: Totals, block: Block, first: Any, count: Any, step: Any) -> Any:
+    def _steps(self, values: Values, totals: Totals, block: Block, numbers: Any) -> Any:
+        first, count, step = (numbers[i] for i in range(3))
+
         def one(i: Any, carry: tuple[Values, Totals]) -> tuple[Values, Totals]:
             values, totals = carry
             sums = self._sums(values, at(block, first + i))

@@ -100,17 +100,20 @@ class ShardedLoop(OneProgram):
         shardings: Values,
         slots: Sequence[NamedSharding],
     ) -> None:
-        super().__init__(mesh, self._step, shardings if update else None, apart=True)
+        super().__init__(mesh, apart=True)
         self._leaf, self._update, self._tally = leaf, update, tally
         self._slots = slots if update else []
         self._shares = mesh.shape[_DATA]
         self.turns = replicas // self._shares
+        results = (shardings if update else None, self.whole)
+        self.program = jax.jit(self._step, out_shardings=results, donate_argnums=(0,) if update else ())
 
     def exchange(self, floats: int) -> float:
         """See Strategy.exchange: what XLA moves here is no one sum."""
         return 0.0
 
-    def _step(self, values: Values, totals: Totals, block: Block, i: Any, _: Any, step: Any) -> tuple[Any, Totals]:
+    def _step(self, values: Values, totals: Totals, block: Block, numbers: Any) -> tuple[Any, Totals]:
+        i, _, step = (numbers[j] for j in range(3))
         turns = jax.tree.map(lambda a: self._by_turn(a[i]), block)
         sums = self._sums(values, jax.tree.map(lambda a: a[0], turns))
         if self.turns > 1:
