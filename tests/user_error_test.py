@@ -174,6 +174,13 @@ def narrow(input_shape, classes):
     return linear(input_shape, classes)
 
 
+def in_64_bits(input_shape, classes):
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    return linear(input_shape, classes)
+
+
 class Gain(keras.layers.Layer):
     def __init__(self):
         super().__init__()
@@ -875,6 +882,7 @@ def project(tmp_path):
         (["--model=user_project:logits"], ["gives logits", "takes probabilities", "from_logits=True"]),
         (["--model=user_project:probabilities"], ["gives probabilities", "takes logits", "from_logits=False"]),
         (["--model=user_project:metric_not_flat"], ["outputs (batch, 8, 8, 10)", "a metric", "Flatten"]),
+        (["--model=user_project:in_64_bits", "--backend=jax"], ["sets jax_enable_x64", "delete it"]),
         (["--model=user_project:narrow"], ["sets Keras's floatx to float16", "say by --precision"]),
         (["--model=user_script:build"], ["ends the program as it is imported (exit 2)", "__name__ == '__main__'"]),
         (

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from input_pipeline.pipeline import Batch
+from trainer.errors import UserError
 from trainer.objective.calling import beside
 from trainer.program import Program
 from trainer.sums import Sums, Totals, Values
@@ -25,11 +26,21 @@ class PureStep:
       program: whose.
       variables: its variables, in the order of the values.
       scope: the strategy's, in which layers place their outputs while they are traced.
+
+    Raises:
+      UserError: JAX was told to compute in 64 bits.
     """
 
     def __init__(
         self, program: Program, variables: Values, scope: Callable[[], contextlib.AbstractContextManager[Any]]
     ) -> None:
+        if jnp.result_type(float) != jnp.float32:  # by the environment it is refused before
+            raise UserError(
+                "model",
+                program.config.model,
+                "sets jax_enable_x64, or --dataset's module does: Keras's losses would have 64 bits, its variables not",
+                "delete it, or use --backend=tensorflow",
+            )
         self._objective, self._optimizer, self._replicas = program.objective, program.optimizer, program.replicas
         self._variables = variables
         self._scope = scope
