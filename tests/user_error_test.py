@@ -775,6 +775,7 @@ def raising():
 def project(tmp_path):
     (tmp_path / "user_project.py").write_text(textwrap.dedent(MODULE))
     (tmp_path / "user_script.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    (tmp_path / "user_flags.py").write_text("from absl import flags\nflags.DEFINE_integer('seed', 1, 'Mine.')\n")
     return tmp_path
 
 
@@ -884,6 +885,7 @@ def project(tmp_path):
         (["--model=user_project:metric_not_flat"], ["outputs (batch, 8, 8, 10)", "a metric", "Flatten"]),
         (["--model=user_project:in_64_bits", "--backend=jax"], ["sets jax_enable_x64", "delete it"]),
         (["--model=user_project:narrow"], ["sets Keras's floatx to float16", "say by --precision"]),
+        (["--model=user_flags:build"], ["a flag that there is", "'seed'", "another name"]),
         (["--model=user_script:build"], ["ends the program as it is imported (exit 2)", "__name__ == '__main__'"]),
         (
             ["--model=user_project:gaining", "--backend=tensorflow"],

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from absl import flags
+
 from trainer.errors import UserError
 
 
@@ -107,6 +109,10 @@ def _import(name: str, spec: str, flag: str, known: Sequence[str]) -> Any:
     except SystemExit as error:  # of a script, perhaps, which reads a command line of its own
         reason = f"its module ends the program as it is imported (exit {error.code})"
         fix = "put what it does as a program under `if __name__ == '__main__':`"
+        raise UserError(flag, spec, reason, fix) from error
+    except flags.DuplicateFlagError as error:
+        reason = f"its module defines a flag that there is: {str(error).partition('.')[0]}"
+        fix = f"give it another name, or let its function take an argument: --{flag}='my_module:function(units=64)'"
         raise UserError(flag, spec, reason, fix) from error
 
 
