@@ -1,6 +1,7 @@
-"""Files of text as documents: a plain file is one; of lines of JSON and of the rows of Parquet, each is."""
+"""Files of text as documents: a plain file is one; of lines of JSON and of the rows of CSV and Parquet, each is."""
 
 import bz2
+import csv
 import gzip
 import io
 import json
@@ -14,6 +15,7 @@ from input_pipeline.source import DataError
 
 _PART = 2**20  # characters that a tokenizer is given at once, and the rest of their line: it takes 30 times the memory
 _COLUMNS = ".parquet"
+_SEPARATED = {".csv": ",", ".tsv": "\t"}
 _COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _MARK = "\ufeff"  # of the order of bytes, which some programs write first
 _NEEDED = "it needs pyarrow: pip install 'onecurve[table]'"
@@ -41,7 +43,7 @@ def parts(paths: Sequence[pathlib.Path], field: str) -> Iterator[Part]:
 
     Args:
       paths: files, perhaps compressed (.gz, .bz2, .xz, .zst).
-      field: where documents are lines of JSON, or rows of .parquet: which of their fields is the text.
+      field: where documents are lines of JSON, or rows of .csv, .tsv or .parquet: which of their fields is the text.
 
     Raises:
       DataError: a file can't be read, or has no such field.
@@ -82,7 +84,11 @@ def _of_documents(documents: Iterator[str]) -> Iterator[Part]:
 
 
 def _documents(path: pathlib.Path, field: str) -> Iterator[str]:
-    found = _rows(path, field) if path.suffix == _COLUMNS else _lines(path, field)
+    separators = [_SEPARATED[suffix] for suffix in path.suffixes if suffix in _SEPARATED]
+    if path.suffix == _COLUMNS:
+        found = _rows(path, field)
+    else:
+        found = _separated(path, field, separators[-1]) if separators else _lines(path, field)
     for place, text in found:
         if not isinstance(text, str):
             raise DataError(f"{path}, {place}: there is no text {field!r}, but {str(text)[:40]!r}")
@@ -98,6 +104,23 @@ def _lines(path: pathlib.Path, field: str) -> Iterator[tuple[str, Any]]:
                     yield place, json.loads(line)[field]
                 except (ValueError, LookupError, TypeError):
                     raise DataError(f"{path}, {place} is no JSON object that has {field!r}: {line[:40]!r}") from None
+
+
+def _separated(path: pathlib.Path, field: str, separator: str) -> Iterator[tuple[str, Any]]:
+    csv.field_size_limit(2**31 - 1)  # of characters: a document may be longer than 131,072
+    with _opened(path, newline="") as file:
+        rows = csv.reader(file, delimiter=separator)
+        try:
+            names = [name.removeprefix(_MARK).strip() for name in next(rows, [])]
+            if field not in names:
+                raise DataError(f"{path}: there is no column {field!r}, but {', '.join(names)}")
+            column = names.index(field)
+            for number, row in enumerate(filter(None, rows), 1):
+                if len(row) != len(names):
+                    raise DataError(f"{path}, row {number} has {len(row)} columns, and the first {len(names)} names")
+                yield f"row {number}", row[column]
+        except csv.Error as error:
+            raise DataError(f"{path} can't be read: {error}") from None
 
 
 def _rows(path: pathlib.Path, field: str) -> Iterator[tuple[str, Any]]:
@@ -117,8 +140,8 @@ def _rows(path: pathlib.Path, field: str) -> Iterator[tuple[str, Any]]:
         raise DataError(f"{path} can't be read: {error}") from None
 
 
-def _opened(path: pathlib.Path) -> TextIO:
-    return io.TextIOWrapper(_decompressed(path), encoding="utf-8", errors="replace")
+def _opened(path: pathlib.Path, newline: str | None = None) -> TextIO:
+    return io.TextIOWrapper(_decompressed(path), encoding="utf-8", errors="replace", newline=newline)
 
 
 def _decompressed(path: pathlib.Path) -> IO[bytes]:

@@ -59,7 +59,7 @@ def load(
     """Every `held_out`-th file is for evaluation, of a single file so small a part of its tokens, the last.
 
     Documents are joined, with a zero byte or an end token between: files, perhaps compressed (.gz, .bz2, .xz, .zst); or
-    of files of JSON's lines and of .parquet, each line or row, where `field` is named.
+    of files of JSON's lines and of .csv, .tsv and .parquet, each line or row, where `field` is named.
 
     Args:
       data_dir: directory that `files` are looked for in, or a file; the standard library's if it is empty.

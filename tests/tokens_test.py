@@ -156,7 +156,7 @@ def test_tokens_are_made_by_one_process_of_a_host(corpus, cache):
 
 
 def test_documents(tmp_path):
-    """Lines of JSON, rows of Parquet, and compressed files are the text that they stand for, as bytes or as tokens."""
+    """Lines of JSON, rows of CSV and Parquet, and compressed files are what they stand for, as bytes or as tokens."""
     import pyarrow
     import pyarrow.parquet
     import sentencepiece
@@ -168,14 +168,20 @@ def test_documents(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(f"{lines}\n\n".encode()))
     (tmp_path / "a.jsonl.zst").write_bytes(pyarrow.compress(lines.encode(), "zstd", asbytes=True))
     pyarrow.parquet.write_table(pyarrow.table({"text": said, "id": range(300)}), tmp_path / "a.parquet")
+    rows = "".join(f'{number}\t"{each}"\r\n' for number, each in enumerate(said))
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(f"\ufeffid\ttext\r\n{rows}".encode()))
+    (tmp_path / "long.csv").write_text(f"text,id\n{'x' * 200_000},1\n")
+    (tmp_path / "bad.csv").write_text("text,id\n" + "yes,1\n" * 300 + "no\n")
     (tmp_path / "a.txt.xz").write_bytes(lzma.compress(joined.removesuffix("\0").encode()))
 
     def whole(name, **how):
         return text.load(str(tmp_path / name), context=16, **how).train.read(np.arange(500))[0].ravel()
 
-    of_field = ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet")
+    of_field = ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.tsv.gz", "a.parquet")
     for found in (*(whole(name, field="text") for name in of_field), whole("a.txt.xz")):
         assert found.tobytes() == np.frombuffer(joined.encode()[:8000], np.uint8).astype(np.int32).tobytes()
+
+    assert (whole("long.csv", field="text") == ord("x")).all()
 
     (tmp_path / "b.txt").write_text(joined)
     prefix = str(tmp_path / "small")
@@ -193,6 +199,8 @@ def test_documents(tmp_path):
         ("a.parquet", "id", "row 0: there is no text 'id', but '0'"),
         ("a.parquet", "", r"has columns: say which is the text, as in text\(field='text'\)"),
         ("short.jsonl.gz", "text", "can't be read"),
+        ("a.tsv.gz", "words", "there is no column 'words', but id, text"),
+        ("bad.csv", "text", "row 301 has 1 columns, and the first 2 names"),
     ):
         with pytest.raises(DataError, match=reason):
             whole(name, field=field)
