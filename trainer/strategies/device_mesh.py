@@ -168,9 +168,9 @@ class DeviceMesh(Strategy):
     def train(self, block: Block, first: int, count: int, step: int, totals: Totals) -> Totals:
         # A block that was trained on is not looked at again, which takes a tenth of a small step.
         run: Any = self._loops[True] if block is self._block else functools.partial(self._run, True)
+        self._block = block
         values, totals = run(self._state.values(), block, first, count, step, totals)
         self._state.assign(values)
-        self._block = block
         return totals
 
     def evaluate(self, block: Block, first: int, count: int, totals: Totals) -> Totals:
