@@ -192,7 +192,11 @@ def _files(root: pathlib.Path) -> tuple[list[str], npt.NDArray[np.int32], list[s
 
 
 def _images(folder: pathlib.Path, others: collections.Counter[str]) -> list[str]:
-    """Files of images in a folder and those in it, in the order of their parts; no Paths, for there may be millions."""
+    """Files of images in a folder and those in it, in the order of their parts; no Paths, for there may be millions.
+
+    Hidden ones are left out: what macOS adds to an archive is no image, and what Jupyter keeps is one twice. Of other
+    files, `others` counts the suffixes.
+    """
 
     def fail(error: OSError) -> None:
         raise DataError(f"{error.filename} can't be listed: {error.strerror}")

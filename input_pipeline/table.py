@@ -4,6 +4,7 @@ import collections
 import glob
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -91,26 +92,16 @@ def load(
     if not features or not len(rows):
         raise DataError(f"{paths[0]} and so on have {len(rows)} rows, and {len(features)} columns beside {label!r}")
     y, classes, names_of_classes = _column(rows, label, words)
+    if regression and names_of_classes:
+        raise DataError(f"column {label!r} has words, which are no numbers to predict: leave regression=True out")
     if regression:
-        classes = names_of_classes = None
+        classes = None
     elif classes is not None and classes > len(rows):
         raise DataError(
             f"column {label!r} has integers up to {classes - 1} in {len(rows)} rows: say regression=True if they are "
             f"numbers to predict, or words=({label!r},) if they are names of classes"
         )
-    x = np.empty((len(rows), len(features)), np.float32)
-    for i, name in enumerate(features):
-        values = _column(rows, name, words)[0]
-        x[:, i] = values
-        if values.dtype.kind in "iu" and len(values) > len(paths) + 1 and _counts(values, len(paths)):
-            print(f"column {name!r} counts the rows: leave it out of columns=(...) if it is no measure", flush=True)
-        if values.dtype.kind in "iu" and (values != x[:, i]).any():
-            row = int(np.argmax(values != x[:, i]))
-            print(
-                f"column {name!r} has integers that float32, which x is, does not hold, such as {values[row]} in row "
-                f"{row}, which is {x[row, i]:.0f}: of measures that may do, but several names become one",
-                flush=True,
-            )
+    x = _features(rows, features, words, len(paths))
     y = y.astype(np.float32)[:, None] if classes is None else y.astype(np.int32)
     if not parts[0] or not any(parts[1:]):
         kept, held = order.split(len(y), held_out)
@@ -142,6 +133,24 @@ def _read(path: pathlib.Path, delimiter: str, decimal: str, encoding: str, names
     if twice := [name for name, times in collections.Counter(stripped).items() if times > 1]:
         raise ValueError(f"{path.name} has several columns {twice[0]!r}")
     return found.rename_columns(stripped)
+
+
+def _features(rows: Any, names: Sequence[str], words: tuple[str, ...], files: int) -> npt.NDArray[np.float32]:
+    """float32 (rows, names); what is doubtful of a column is said."""
+    x = np.empty((len(rows), len(names)), np.float32)
+    for i, name in enumerate(names):
+        values = _column(rows, name, words)[0]
+        x[:, i] = values
+        if values.dtype.kind in "iu" and len(values) > files + 1 and _counts(values, files):
+            print(f"column {name!r} counts the rows: leave it out of columns=(...) if it is no measure", flush=True)
+        if values.dtype.kind in "iu" and (values != x[:, i]).any():
+            row = int(np.argmax(values != x[:, i]))
+            print(
+                f"column {name!r} has integers that float32, which x is, does not hold, such as {values[row]} in row "
+                f"{row}, which is {x[row, i]:.0f}: of measures that may do, but several names become one",
+                flush=True,
+            )
+    return x
 
 
 def _way_out(words: str) -> str:
@@ -177,10 +186,10 @@ def _column(rows: Any, name: str, names: tuple[str, ...]) -> tuple[npt.NDArray[A
                 + f": mend the file, or say words=({name!r},) if they are names"
             )
         return places, len(words), words.tolist()
-    if name in names and "int" in kind:
-        numbers, places = np.unique(column.to_numpy(), return_inverse=True)
-        return places, len(numbers), [str(number) for number in numbers]
     values = (column.cast("float64") if kind.startswith("decimal") else column).to_numpy()
+    if name in names and values.dtype.kind in "iuf":
+        numbers, places = np.unique(values, return_inverse=True)
+        return places, len(numbers), [str(number) for number in numbers]
     if values.dtype.kind in "iu":
         return values, int(values.max()) + 1, None
     if values.dtype.kind != "f":

@@ -500,6 +500,10 @@ def test_what_programs_write_into_tables(tmp_path, capsys):
     path.write_text("1.5,2,yes\n2.5,3,no\n")
     with pytest.raises(DataError, match="if that is a row of values, say what they are, names="):
         table.load(str(path), "y")
+    data = table.load(str(path), "a", names=("a", "b", "y"), words=("a",), held_out=0.0)
+    assert data.class_names == ["1.5", "2.5"] and data.train.arrays[0].tolist() == [[2, 1], [3, 0]]
+    with pytest.raises(DataError, match="'y' has words, which are no numbers to predict"):
+        table.load(str(path), "y", names=("a", "b", "y"), regression=True)
     data = table.load(str(path), "y", names=("a", "b", "y"), held_out=0.0)
     assert data.train.arrays[0].tolist() == [[1.5, 2], [2.5, 3]] and data.class_names == ["no", "yes"]
     for word in ("1,234,567", "$12", "3.5 %", "1 000"):
