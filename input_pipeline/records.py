@@ -68,7 +68,15 @@ class Examples:
                 return decoded(io.BytesIO(values[0]), shape)
             except (OSError, DataError) as error:
                 raise DataError(f"feature {name!r} of record {number} is no image: {error}") from error
-        given = np.frombuffer(values[0], dtype) if kind == "bytes_list" and values else np.array(values)
+        if kind == "bytes_list" and values:
+            if len(values) > 1 or len(values[0]) % dtype.itemsize:
+                raise DataError(
+                    f"feature {name!r} of record {number} holds bytes, {b', '.join(values)[:40]!r}, and no {dtype} "
+                    f"{shape}: if they are words, write the number of each"
+                )
+            given = np.frombuffer(values[0], dtype)
+        else:
+            given = np.array(values)
         array = given.astype(dtype)
         if dtype.kind in "biu" and (wrong := array != given).any():  # 0.5 would be 0, and 300 of 8 bits 44
             raise DataError(f"feature {name!r} of record {number} has {given[wrong][0]}, which {dtype} does not hold")

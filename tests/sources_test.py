@@ -289,6 +289,8 @@ def test_numbers_that_a_dtype_does_not_hold(tmp_path):
     feature = {
         "x": tf.train.Feature(float_list=tf.train.FloatList(value=[0.5])),
         "y": tf.train.Feature(int64_list=tf.train.Int64List(value=[300])),
+        "z": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"cat"])),
+        "zs": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"a", b"b"])),
     }
     record = tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
     (tmp_path / "train").write_bytes(tfrecord.framed(record))
@@ -298,6 +300,9 @@ def test_numbers_that_a_dtype_does_not_hold(tmp_path):
     ):
         with pytest.raises(DataError, match=f"feature {wrong} does not hold"):
             records.load(str(tmp_path), {"x": (x, ()), "y": (y, ())}, "y").train.read(np.array([0]))
+    for words, dtype, held in (("z", "int32", "cat"), ("zs", "uint8", "a, b")):
+        with pytest.raises(DataError, match=f"feature '{words}' of record 0 holds bytes, b'{held}', and no {dtype}"):
+            records.load(str(tmp_path), {"x": ("float32", ()), words: (dtype, ())}, words).train.read(np.array([0]))
     (tmp_path / "train").write_bytes(gzip.compress(tfrecord.framed(record)))
     with pytest.raises(DataError, match="train is compressed, and a record can't be read by its place"):
         records.load(str(tmp_path), {"y": ("int32", ())}, "y")
