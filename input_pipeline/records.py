@@ -112,7 +112,8 @@ def load(
     """
     root = pathlib.Path(data_dir).expanduser()
     globs = (train, evaluation, validation)
-    paths = [[root / p for p in sorted(glob.glob(g, root_dir=root, recursive=True))] for g in globs]
+    found = ([root / p for p in sorted(glob.glob(g, root_dir=root, recursive=True))] for g in globs)
+    paths = [[path for path in matching if path.is_file()] for matching in found]
     if root.is_file():
         paths[0] = [root]
     if not paths[0]:
@@ -120,11 +121,11 @@ def load(
         raise DataError(f"no files match {train!r} in {where}: name yours, such as records(..., train='part-*')")
     if label not in features:
         raise DataError(f"label {label!r} is not among the features {', '.join(features)}")
-    found, evaluated, validated = (
+    trained, evaluated, validated = (
         Examples(_records(each, skip_bad), features, label) if each else None for each in paths
     )
-    assert found is not None
-    return Dataset(found, validated if evaluated is None else evaluated, classes, validated)
+    assert trained is not None
+    return Dataset(trained, validated if evaluated is None else evaluated, classes, validated)
 
 
 def _records(paths: list[pathlib.Path], skip_bad: int) -> Any:

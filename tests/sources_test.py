@@ -309,6 +309,7 @@ def test_numbers_that_a_dtype_does_not_hold(tmp_path):
 
 
 def test_no_records(tmp_path):
+    (tmp_path / "train_set").mkdir()
     with pytest.raises(DataError, match="no files match 'train\\*'"):
         records.load(str(tmp_path), FEATURES, "label")
 
