@@ -91,6 +91,10 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
       DataError: no or empty training examples, or data under a name that is not looked at.
     """
     loaded = _named(loaded)
+    augment, decode = (getattr(loaded, name, None) for name in ("augment", "decode"))
+    for name, function in (("augment", augment), ("decode", decode)):
+        if function is not None and not callable(function):
+            raise DataError(f"its {name!r} is {function!r}, which is no function")
     sources = {name: adapted(getattr(loaded, name, None)) for name in ("train", "validation", "evaluation")}
     for name, source in sources.items():
         if source is None and name != "train":
@@ -108,7 +112,7 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
                 raise DataError(f"its {name!r} is empty (0 examples)")
         except TypeError as error:  # scipy's sparse arrays
             raise DataError(f"its {name!r} is a {type(source).__name__}, which has no length: {error}") from None
-        check_same(source, getattr(loaded, "augment", None) if name == "train" else None)
+        check_same(source, augment if name == "train" else None)
     train, validation, evaluation = sources.values()
     for name, source in sources.items():
         if source is None:
@@ -125,7 +129,10 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
                 f"its {name!r} has labels {found}, and its 'train' {wanted}: give all the same structure; what has no "
                 "labels can't be evaluated"
             )
-    classes, names = getattr(loaded, "classes", None), getattr(loaded, "class_names", None)
+    classes: Any = getattr(loaded, "classes", None)
+    names = getattr(loaded, "class_names", None)
+    if classes is not None and not (isinstance(classes, int | np.integer) and classes > 0):
+        raise DataError(f"its `classes` is {classes!r}, and it is how many there are; what they are is `class_names`")
     if names is not None:
         names = [str(name) for name in names]
         classes = len(names) if classes is None else classes
@@ -142,7 +149,6 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
         raise DataError("streamed examples can't be held out: give the dataset an `evaluation` of its own")
     if validation_fraction:
         train, validation = divided(train, validation_fraction)
-    augment, decode = (getattr(loaded, name, None) for name in ("augment", "decode"))
     return Dataset(train, evaluation, classes, validation, augment, decode, names)
 
 

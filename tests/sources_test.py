@@ -866,6 +866,8 @@ def test_batches_are_taken_apart():
         ),
         (Standardized(), r"are others when they are read again. A source is a function of the id"),
         (((X / 16.0, Y), (X, Y)), "were only some of them scaled"),
+        ({"train": (X, Y), "classes": ["nought", "one"]}, "how many there are; what they are is `class_names`"),
+        ({"train": (X, Y), "augment": "flip"}, "its 'augment' is 'flip', which is no function"),
         ({"train": (X, Y), "evaluation": X}, r"'evaluation' has labels none, and its 'train' int32"),
         ((({"a": X}, Y), ({"b": X}, Y)), "same structure"),
     ],
