@@ -1,6 +1,7 @@
 """Files of text as documents: a plain file is one; of lines of JSON and of the rows of CSV and Parquet, each is."""
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
@@ -141,7 +142,10 @@ def _rows(path: pathlib.Path, field: str) -> Iterator[tuple[str, Any]]:
 
 
 def _opened(path: pathlib.Path, newline: str | None = None) -> TextIO:
-    return io.TextIOWrapper(_decompressed(path), encoding="utf-8", errors="replace", newline=newline)
+    file = _decompressed(path)
+    if hasattr(file, "peek") and file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise DataError(f"{path} is text in UTF-16, of which nothing would be left: write it in UTF-8")
+    return io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline=newline)
 
 
 def _decompressed(path: pathlib.Path) -> IO[bytes]:
