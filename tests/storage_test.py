@@ -78,7 +78,7 @@ def test_a_run_directory_that_goes_away(then, tmp_path):
     while run.exists():  # it may be writing
         shutil.rmtree(run, ignore_errors=True)
     err = process.communicate(timeout=60)[1]
-    assert process.returncode == 73 and "put back what was moved" in err, err
+    assert process.returncode == 73 and "put back what was moved or deleted" in err, err
     if then == "move":
         (tmp_path / "moved").rename(run)
         newest = max(int(path.name) for path in (run / "checkpoints").glob("0*"))

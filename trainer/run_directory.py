@@ -85,7 +85,7 @@ class RunDirectory:
                 "run_dir",
                 self.path,
                 f"can't be used any more: {error}; checkpoints that are in it are whole",
-                "make room, put back what was moved, or take os.chdir() out; the same command then continues the run",
+                "make room, put back what was moved or deleted, or drop os.chdir(); then the same command continues it",
                 STORAGE,
             ) from error
 
