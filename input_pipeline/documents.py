@@ -10,7 +10,7 @@ import lzma
 import pathlib
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import IO, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from input_pipeline.source import DataError
 
@@ -85,11 +85,11 @@ def _of_documents(documents: Iterator[str]) -> Iterator[Part]:
 
 
 def _documents(path: pathlib.Path, field: str) -> Iterator[str]:
-    separators = [_SEPARATED[suffix] for suffix in path.suffixes if suffix in _SEPARATED]
-    if path.suffix == _COLUMNS:
-        found = _rows(path, field)
+    kind = pathlib.Path(path.stem).suffix if path.suffix in (*_COMPRESSED, ".zst") else path.suffix
+    if kind in _SEPARATED:
+        found = _separated(path, field, _SEPARATED[kind])
     else:
-        found = _separated(path, field, separators[-1]) if separators else _lines(path, field)
+        found = _rows(path, field) if kind == _COLUMNS else _lines(path, field)
     for place, text in found:
         if not isinstance(text, str):
             raise DataError(f"{path}, {place}: there is no text {field!r}, but {str(text)[:40]!r}")
@@ -143,16 +143,17 @@ def _rows(path: pathlib.Path, field: str) -> Iterator[tuple[str, Any]]:
 
 def _opened(path: pathlib.Path, newline: str | None = None) -> TextIO:
     file = _decompressed(path)
-    if hasattr(file, "peek") and file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+    if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         raise DataError(f"{path} is text in UTF-16, of which nothing would be left: write it in UTF-8")
     return io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline=newline)
 
 
-def _decompressed(path: pathlib.Path) -> IO[bytes]:
+def _decompressed(path: pathlib.Path) -> Any:
+    """A file's bytes, of which one may peek at the first."""
     if path.suffix != ".zst":
         return _COMPRESSED.get(path.suffix, open)(path, "rb")
     try:
         import pyarrow
     except ImportError:
         raise DataError(f"to read {path}, {_NEEDED}") from None
-    return pyarrow.input_stream(str(path), compression="zstd")
+    return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))

@@ -191,6 +191,8 @@ def test_documents(tmp_path):
     assert whole("a.parquet", field="text", tokenizer=f"{prefix}.model").tolist() == tokens[:8000]
 
     (tmp_path / "bad.jsonl").write_text(f'{lines}\n{{"text": 3}}\n')
+    (tmp_path / "wide.csv.zst").write_bytes(pyarrow.compress("text\nyes\n".encode("utf-16"), "zstd", asbytes=True))
+    (tmp_path / "of.csv.jsonl").write_text(lines)
     (tmp_path / "wide.csv.gz").write_bytes(gzip.compress("text\nyes\n".encode("utf-16")))
     (tmp_path / "short.jsonl.gz").write_bytes((tmp_path / "a.jsonl.gz").read_bytes()[:-100])
     for name, field, reason in (
@@ -201,6 +203,8 @@ def test_documents(tmp_path):
         ("a.parquet", "", r"has columns: say which is the text, as in text\(field='text'\)"),
         ("short.jsonl.gz", "text", "can't be read"),
         ("wide.csv.gz", "text", "is text in UTF-16"),
+        ("wide.csv.zst", "text", "is text in UTF-16"),
+        ("of.csv.jsonl", "words", "line 1 is no JSON object"),
         ("a.tsv.gz", "words", "there is no column 'words', but id, text"),
         ("bad.csv", "text", "row 301 has 1 columns, and the first 2 names"),
     ):
