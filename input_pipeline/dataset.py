@@ -114,21 +114,7 @@ def prepare(loaded: Any, validation_fraction: float) -> Dataset:
             raise DataError(f"its {name!r} is a {type(source).__name__}, which has no length: {error}") from None
         check_same(source, augment if name == "train" else None)
     train, validation, evaluation = sources.values()
-    for name, source in sources.items():
-        if source is None:
-            continue
-        (x, y, *_), (x_train, y_train, *_) = example_spec(source), example_spec(train)
-        if map_structure(_is_integer, x) != map_structure(_is_integer, x_train):
-            raise DataError(
-                f"its {name!r} has x {words(x)}, and its 'train' {words(x_train)}: give all the same structure, and "
-                "integers or floats; were only some of them scaled?"
-            )
-        if map_structure(type, y) != map_structure(type, y_train):
-            found, wanted = (words(each) if flatten(each) else "none" for each in (y, y_train))
-            raise DataError(
-                f"its {name!r} has labels {found}, and its 'train' {wanted}: give all the same structure; what has no "
-                "labels can't be evaluated"
-            )
+    _check_alike(sources)
     classes: Any = getattr(loaded, "classes", None)
     names = getattr(loaded, "class_names", None)
     if classes is not None and not (isinstance(classes, int | np.integer) and classes > 0):
@@ -165,6 +151,27 @@ def divided(source: Source, fraction: float) -> tuple[Source, Source]:
     if not len(kept) or not len(held_out):
         raise DataError(f"{fraction} of {len(source)} examples leaves nothing on one side")
     return kept, held_out
+
+
+def _check_alike(sources: dict[str, Source | None]) -> None:
+    """Raises DataError where a part's examples are of another structure than those to train on, or else scaled."""
+    train = sources["train"]
+    assert train is not None
+    for name, source in sources.items():
+        if source is None:
+            continue
+        (x, y, *_), (x_train, y_train, *_) = example_spec(source), example_spec(train)
+        if map_structure(_is_integer, x) != map_structure(_is_integer, x_train):
+            raise DataError(
+                f"its {name!r} has x {words(x)}, and its 'train' {words(x_train)}: give all the same structure, and "
+                "integers or floats; were only some of them scaled?"
+            )
+        if map_structure(type, y) != map_structure(type, y_train):
+            found, wanted = (words(each) if flatten(each) else "none" for each in (y, y_train))
+            raise DataError(
+                f"its {name!r} has labels {found}, and its 'train' {wanted}: give all the same structure; what has no "
+                "labels can't be evaluated"
+            )
 
 
 def _is_integer(spec: Any) -> bool:

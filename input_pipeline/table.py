@@ -141,7 +141,7 @@ def _features(rows: Any, names: Sequence[str], words: tuple[str, ...], files: in
     for i, name in enumerate(names):
         values = _column(rows, name, words)[0]
         x[:, i] = values
-        if values.dtype.kind in "iu" and len(values) > files + 1 and _counts(values, files):
+        if values.dtype.kind in "iu" and _counts(values, files):
             print(f"column {name!r} counts the rows: leave it out of columns=(...) if it is no measure", flush=True)
         if values.dtype.kind in "iu" and (values != x[:, i]).any():
             row = int(np.argmax(values != x[:, i]))
@@ -162,7 +162,7 @@ def _way_out(words: str) -> str:
 
 def _counts(values: npt.NDArray[Any], files: int) -> bool:
     """Whether each is one more than the one before, but where a file begins."""
-    return int(np.count_nonzero(np.diff(values) == 1)) >= len(values) - files
+    return len(values) > files + 1 and int(np.count_nonzero(np.diff(values) == 1)) >= len(values) - files
 
 
 def _column(rows: Any, name: str, names: tuple[str, ...]) -> tuple[npt.NDArray[Any], int | None, list[str] | None]:
