@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.forks import trainer
-from tests.running import REPOSITORY, curve, deviation, summary
+from tests.running import REPOSITORY, curve, deviation, lines, summary
 
 
 def write_example(directory, name, page="extending"):
@@ -46,6 +46,18 @@ def test_a_trained_model_is_tuned_further(tmp_path):
     assert "loss  what the model's compute_loss() returns" in out
     final = summary(tmp_path / "small")["final"]
     assert final["test_accuracy"] > 0.4 and 0 < final["test_apart"] < final["test_loss"]
+
+
+def test_an_optimizer_and_a_schedule_of_one_s_own(tmp_path):
+    """They give one curve on either backend, whose learning rate halves as they say."""
+    write_example(tmp_path, "my_signs")
+    flags = ("--optimizer=my_signs:create(momentum=0.8)", "--schedule=my_signs:halving", "--learning_rate=0.01")
+    for backend in ("tensorflow", "jax"):
+        steps = ("--steps=40", "--log_every=10", f"--backend={backend}", f"--run_dir={backend}")
+        trainer(*flags, *steps, "--evaluate_every=never", cwd=tmp_path)
+    assert deviation(curve(tmp_path / "tensorflow"), curve(tmp_path / "jax")) < 1e-5
+    rates = [line["learning_rate"] for line in lines(tmp_path / "jax")]
+    assert rates == pytest.approx([0.005, 0.0025, 0.00125, 0.000625])
 
 
 @pytest.mark.long

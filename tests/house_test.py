@@ -23,7 +23,7 @@ FLOORS = {"input_pipeline.cgroups": 0, "input_pipeline": 1} | {
             "loading",
             """
             best callbacks checkpoint constants guard models monitoring.board objective optimizers perturbation program
-            prometheus recovery reporting serialized step storage sums
+            prometheus recovery reporting schedules serialized step storage sums
             """,
             "assembly copies strategies",
             """

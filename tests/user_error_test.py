@@ -128,6 +128,14 @@ def scheduled(input_shape, classes, how):
     return model
 
 
+def halved(learning_rate):
+    return learning_rate / 2
+
+
+def decided(learning_rate):
+    return Rate("decided")
+
+
 class Centred(keras.optimizers.Adam):
     def apply_gradients(self, grads_and_vars):
         return super().apply_gradients([(g - keras.ops.mean(g), variable) for g, variable in grads_and_vars])
@@ -795,6 +803,12 @@ def project(tmp_path):
         (["--optimizer=adamx"], ["--optimizer=adamx", "adamw"]),
         (["--optimizer=sgd(speed=1)"], ["--optimizer=sgd(speed=1)", "speed"]),
         (["--optimizer=adam(learning_rate=0.1)"], ["a flag of its own", "--learning_rate=0.1"]),
+        (["--optimizer=user_project:linear"], ["--optimizer=user_project:linear: ", "it is called with learning_rate"]),
+        (["--optimizer=user_project:halved"], ["--optimizer=user_project:halved: returned a builtins.float"]),
+        (["--schedule=user_project:halved"], ["--schedule=user_project:halved: returned a float"]),
+        (["--schedule=user_project:halved(learning_rate=1)"], ["a flag of its own", "give --learning_rate=1"]),
+        (["--schedule=user_project:scheduled"], ["--schedule=user_project:scheduled: takes no learning_rate"]),
+        (["--schedule=user_project:decided"], ["--schedule=user_project:decided", "Rate can't be compiled"]),
         (
             ["--optimizer=schedulefreeadamw", "--backend=tensorflow"],
             ["mixes up its variables' values on TensorFlow", "--backend=jax"],

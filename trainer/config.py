@@ -67,12 +67,14 @@ class Config:
         "0: these use the dataset's validation source, or else its evaluation source.",
     )
     optimizer: str = _flag(
-        "", "Optimizer: adam, sgd(momentum=0.9), any of keras.optimizers. Default: the compiled model's own, else adam."
+        "",
+        "Optimizer: adam, sgd(momentum=0.9), any of keras.optimizers, or my_pkg.my_module:create(arg=value). "
+        "Default: the compiled model's own, else adam.",
     )
     learning_rate: float | None = _flag(None, "Peak learning rate. Default: the compiled optimizer's own, else 0.001.")
     schedule: str = _flag(
         "",
-        "Learning rate over the steps: constant, cosine(warmup_steps=100), linear(...). "
+        "Learning rate over the steps: constant, cosine(warmup_steps=100), linear(...), or my_pkg.my_module:create. "
         "Default: the compiled optimizer's own, else constant.",
     )
     precision: str = _flag("float32", "Keras dtype policy of the model.", PRECISIONS)
@@ -256,7 +258,7 @@ class Config:
         )
         definition = {name: getattr(self, name) for name in names.split()}
         definition |= {name: self.hyperparameters[name] for name in ("learning_rate", "schedule")}
-        if not definition["schedule"].startswith("constant"):
+        if definition["schedule"].partition("(")[0] != "constant":
             definition |= {"steps": self.steps, "epochs": self.epochs}  # the schedule's horizon
         return definition
 

@@ -1,4 +1,4 @@
-"""Optimizer and learning-rate schedule: the flags', or those that the model is compiled with."""
+"""The optimizer: the flags', or that which the model is compiled with."""
 
 import inspect
 import math
@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras.src.backend import compute_output_spec
 
-from trainer import plugins
+from trainer import plugins, schedules
 from trainer.config import Config
 from trainer.errors import UserError, said_by_keras
 from trainer.objective.trial import dtypes
@@ -30,7 +30,7 @@ def create(config: Config, model: keras.Model, steps: int) -> keras.optimizers.O
     own = None if config.optimizer else compiled_with(model)
     if own is not None and own.built:  # of a model that was trained before and loaded: a run begins at step 0
         own = _anew(own)
-    optimizer = _by_name(config, _schedule(config, steps)) if own is None else own
+    optimizer = _by_name(config, schedules.create(config, steps)) if own is None else own
     for flag in ("learning_rate", "schedule") if own is not None else ():
         if (value := getattr(config, flag)) not in ("", None):
             reason = f"the model is compiled with {type(own).__name__}, which has a learning rate of its own"
@@ -77,7 +77,7 @@ def check_trains(config: Config, optimizer: keras.optimizers.Optimizer) -> None:
             )
         if wrong := _is_no_function(each._learning_rate, each.iterations):
             raise UserError(
-                *whose(config),
+                *(("schedule", config.schedule) if config.schedule else whose(config)),
                 f"its schedule {type(each._learning_rate).__name__} {wrong}",
                 "compute the rate from the step alone, by keras.ops: ops.where(step < 10, a, b) in the place of an if",
             )
@@ -182,8 +182,10 @@ def _by_name(config: Config, learning_rate: Any) -> keras.optimizers.Optimizer:
         for key, value in vars(keras.optimizers).items()
         if inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer) and key not in _NOT_BY_NAME
     }
+    fix = "see keras.io/api/optimizers"
     if "." in name or attribute:
         factory, arguments = plugins.resolve(config.optimizer, "optimizer", "trainer.models", "create")
+        fix = "it is called with learning_rate, a number or a schedule, and with what stands in parentheses, by name"
     elif name.lower() in known:
         factory = known[name.lower()]
     else:
@@ -194,57 +196,10 @@ def _by_name(config: Config, learning_rate: Any) -> keras.optimizers.Optimizer:
             f"one of {', '.join(sorted(known))}, or a path such as my_pkg.my_module:function",
         )
     try:
-        return factory(learning_rate=learning_rate, **arguments)
+        made = factory(learning_rate=learning_rate, **arguments)
     except (TypeError, ValueError) as error:
-        raise UserError("optimizer", config.optimizer, str(error), "see keras.io/api/optimizers") from None
-
-
-def _schedule(config: Config, steps: int) -> Any:
-    peak, schedule = (config.hyperparameters[name] for name in ("learning_rate", "schedule"))
-    name, _, arguments = plugins.parse(schedule, "schedule")
-    warmup = arguments.pop("warmup_steps", 0)
-    final = arguments.pop("final_fraction", 0.0)
-    if name not in ("constant", "cosine", "linear") or arguments:
-        raise UserError(
-            "schedule",
-            schedule,
-            "there is no such schedule",
-            "one of constant, cosine, linear, each with (warmup_steps=0, final_fraction=0.0) where they apply",
-        )
-    if not (isinstance(warmup, int) and warmup >= 0 and isinstance(final, int | float) and final >= 0):
-        reason = "warmup_steps is a number of steps, and final_fraction of the peak learning rate, neither below 0"
-        raise UserError("schedule", schedule, reason, f"for example {name}(warmup_steps=100, final_fraction=0.1)")
-    if name == "constant" and not warmup:
-        return peak
-    if name == "cosine":
-        return keras.optimizers.schedules.CosineDecay(
-            initial_learning_rate=0.0 if warmup else peak,
-            decay_steps=max(1, steps - warmup),
-            alpha=final,
-            warmup_target=peak if warmup else None,
-            warmup_steps=warmup,
-        )
-    return Trapezoid(peak, warmup, steps, 1.0 if name == "constant" else final)
-
-
-@keras.saving.register_keras_serializable("onecurve")
-class Trapezoid(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear rise to a peak over `warmup` steps, then a line to `final_fraction` of it at `steps`."""
-
-    def __init__(self, peak: float, warmup: int, steps: int, final_fraction: float) -> None:
-        self.peak, self.warmup, self.steps, self.final_fraction = peak, warmup, steps, final_fraction
-
-    def __call__(self, step: Any) -> Any:
-        step = keras.ops.cast(step, "float32")
-        rise = step / max(1, self.warmup)
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        fall = 1.0 - (1.0 - self.final_fraction) * keras.ops.clip(done, 0.0, 1.0)
-        return self.peak * keras.ops.where(step < self.warmup, rise, fall)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "peak": self.peak,
-            "warmup": self.warmup,
-            "steps": self.steps,
-            "final_fraction": self.final_fraction,
-        }
+        raise UserError("optimizer", config.optimizer, str(error), fix) from error
+    if not isinstance(made, keras.optimizers.Optimizer):
+        reason = f"returned a {type(made).__module__}.{type(made).__qualname__}"
+        raise UserError("optimizer", config.optimizer, reason, "return a keras.optimizers.Optimizer")
+    return made

@@ -45,7 +45,8 @@ def _own_files() -> list[pathlib.Path]:
 
 def _plugin_files(config: Config) -> dict[str, pathlib.Path]:
     """The files of the modules that the flags name by a path, found without importing them."""
-    specs = (config.model, config.dataset, config.strategy, config.layout, *config.callbacks)
+    names = ("model", "dataset", "optimizer", "schedule", "strategy", "layout")
+    specs = (*(getattr(config, name) for name in names), *config.callbacks)
     modules = [match[1] for spec in specs if (match := re.match(r"([\w.]+):", spec))]
     found = {module: _file(module) for module in modules}
     return {module: path for module, path in found.items() if path}  # what is not there is said where it is loaded
