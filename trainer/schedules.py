@@ -9,6 +9,8 @@ from trainer import plugins
 from trainer.config import Config
 from trainer.errors import UserError
 
+_PEAK = "learning_rate", "initial_learning_rate"  # the latter of Keras's own schedules
+
 
 def create(config: Config, steps: int) -> float | keras.optimizers.schedules.LearningRateSchedule:
     """The learning rate of a run of `steps` steps: a number, or a schedule.
@@ -48,13 +50,13 @@ def create(config: Config, steps: int) -> float | keras.optimizers.schedules.Lea
 
 def _of_a_user(config: Config, peak: float, steps: int) -> keras.optimizers.schedules.LearningRateSchedule:
     make, arguments = plugins.resolve(config.schedule, "schedule", "trainer.models", "create")
-    if "learning_rate" in arguments:
-        fix = f"leave it out, and give --learning_rate={arguments['learning_rate']}"
+    for name in arguments.keys() & set(_PEAK):
+        fix = f"leave it out, and give --learning_rate={arguments[name]}"
         raise UserError("schedule", config.schedule, "has the learning rate, which is a flag of its own", fix)
-    if "learning_rate" not in inspect.signature(make).parameters:
+    if not any(name in inspect.signature(make).parameters for name in _PEAK):
         fix = "give its function that parameter: the peak, as --learning_rate says, which it is to multiply"
         raise UserError("schedule", config.schedule, "takes no learning_rate, which is a flag of its own", fix)
-    offered = {"learning_rate": peak, "steps": steps}
+    offered = dict.fromkeys(_PEAK, peak) | {"steps": steps}
     made = plugins.call(make, arguments, offered, flag="schedule", spec=config.schedule)
     if not isinstance(made, keras.optimizers.schedules.LearningRateSchedule):
         fix = "return a keras.optimizers.schedules.LearningRateSchedule; for a number there is --learning_rate"
