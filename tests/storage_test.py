@@ -48,6 +48,36 @@ def test_a_full_disk_ends_the_run_with_its_state_whole(small_disk, tmp_path):
     assert summary(run)["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
 
 
+FILLS = """
+import pathlib
+import shutil
+
+import keras
+
+
+class Fills(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        filler = pathlib.Path("filler")
+        if epoch == 2:
+            filler.write_bytes(bytes(shutil.disk_usage(".").free - 20_000))
+            self.model.optimizer.learning_rate = 100.0  # it gets no better
+        else:
+            filler.unlink(missing_ok=True)
+"""
+
+
+def test_the_best_is_the_best_that_could_be_written(small_disk):
+    """The disk is full when the best is to be saved, and not later; the best before that stays."""
+    (small_disk / "fills.py").write_text(FILLS)
+    flags = ("--backend=jax", "--model=dense", "--epochs=5", "--keep=1", "--callbacks=fills:Fills", "--run_dir=run")
+    ran = trainer(*flags, cwd=small_disk)
+    assert ran.stderr.count("a checkpoint could not be written and is left out") == 1
+    best = summary(small_disk / "run")["best"]["step"]
+    losses = [line["val_loss"] for line in lines(small_disk / "run") if "val_loss" in line]
+    assert best == 45 and min(losses) == losses[2]
+    assert sorted(p.name for p in (small_disk / "run" / "checkpoints").glob("0*")) == ["00000045", "00000113"]
+
+
 def test_a_disk_without_a_byte_left(small_disk):
     """Filled while a run goes on, and full at the next start: what a run can be without is left out, once said."""
     run, filler = small_disk / "run", small_disk / "filler"

@@ -9,7 +9,6 @@ from trainer.errors import OK, UserError
 from trainer.evaluation import evaluate
 from trainer.monitoring.readable import words
 from trainer.peers import Peers
-from trainer.recovery import check_probe
 from trainer.run_directory import RunDirectory
 from trainer.storage import saving
 from trainer.storage.append import encoded
@@ -59,5 +58,5 @@ def restore(config: Config, peers: Peers) -> tuple[Assembly, pathlib.Path]:
         raise UserError("run_dir", path, f"can't be read: {error}", fix) from None
     now = {"flags": parts.config.definition(), "data": parts.dataset.facts()}
     if now == {name: definition[name] for name in now}:  # on other data, the loss is another
-        check_probe(parts.program, path, manifest["probe"], parts.probe)
+        saving.check_probe(parts.program, path, manifest["probe"], parts.probe)
     return parts, path

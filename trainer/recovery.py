@@ -12,19 +12,14 @@ import numpy as np
 from trainer import checkpoint
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.objective.trial import is_coarse
 from trainer.peers import Peers
 from trainer.program import Program
 from trainer.run_directory import RunDirectory
 from trainer.storage import initial, progress, saving
 from trainer.storage.progress import Progress
 from trainer.storage.shards import not_finite
-from trainer.storage.snapshot import on_host
+from trainer.storage.snapshot import Pieces, on_host
 from trainer.storage.writer import Writer
-
-# How far the probe's loss may lie from what it was, relatively: another backend rounds otherwise. A loss near 0
-# is a difference of large numbers, whose rounding stays.
-_PRECISE, _COARSE, _ROUNDING = 1e-3, 5e-2, 1e-6
 
 
 class Restored(NamedTuple):
@@ -60,7 +55,7 @@ class Recovery:
     ) -> None:
         self._config, self._directory, self._program, self._peers = config, directory, program, peers
         self._probe, self._kept, self._judged_by = probe, kept, judged_by
-        self.best: dict[str, Any] = {}  # 'step' and metrics of the best evaluation
+        self.best: dict[str, Any] = {}  # 'step' and metrics of the best evaluation whose checkpoint is kept
         self._damaged: list[str] = []
         self._unsound = ""  # what was not finite in the last state that was to be written
         self._when_due = self._when_best = keras.callbacks.ModelCheckpoint("unset.keras")  # until `restore`
@@ -90,7 +85,7 @@ class Recovery:
         aside = "".join(f"\n  set aside as damaged: {error}" for error in self._damaged)
         if found:
             path, manifest = found
-            check_probe(self._program, path, manifest["probe"], self._probe)
+            saving.check_probe(self._program, path, manifest["probe"], self._probe)
             self._watch(manifest["best"])
             nothing = self._program.objective.no_totals()
             going_on, left_out = progress.unpack(manifest["progress"], nothing, self._directory.path)
@@ -148,6 +143,8 @@ class Recovery:
           FileNotFoundError: the run directory is gone.
         """
         self._directory.checkpoints.stat()  # Keras would make it anew
+        self.best = self._peers.gather(self.best)[0]  # the chief's, who knows whether it could be written
+        self._best_before = self._when_best.best = self.best.get(self._judged_by[0])
         self._state: dict[str, Any] = {"step": step, "progress": progress.pack(now), "metrics": metrics}
         self._committed = False
         if last:
@@ -160,30 +157,40 @@ class Recovery:
     def save_weights(self, filepath: str, overwrite: bool = True) -> None:
         """What the two ModelCheckpoints call in a model's place: commits the whole run, never in place."""
         self._committed = True
-        if self._when_best.best != self.best.get(self._judged_by[0]):
-            self.best = self._state["metrics"] | {"step": self._state["step"]}
         if not all(self._peers.gather(self._writer.is_ready())):
             return
-        program, cluster, parent = self._program, self._peers.cluster, self._directory.checkpoints
+        before = self.best
+        if self._when_best.best != self._best_before:
+            self.best = self._state["metrics"] | {"step": self._state["step"]}
         with ThreadPoolExecutor(1) as beside:  # copies are made while the devices compute
-            copying = beside.submit(program.snapshot())
+            copying = beside.submit(self._program.snapshot())
             probe = self._probe() if self._state["step"] else None
         copies = copying.result()
         state: dict[str, Any] = {**self._state, "best": self.best, "probe": probe}
 
         def write() -> None:
-            pieces = on_host(copies)
-            self._unsound = not_finite(pieces)
-            if self._unsound:
-                return
-            if not program.whole:
-                saving.write_shards(parent, program, pieces, state, cluster.index, cluster.size, self._config.patience)
-            elif cluster.is_chief:
-                saving.write(parent, program, {path: whole.values for path, (whole,) in pieces.items()}, state)
-            if cluster.is_chief:
-                self._prune(state["best"].get("step"))
+            written = False
+            try:
+                written = self._write(on_host(copies), state)
+            finally:
+                if not written:
+                    self.best = before
 
         self._writer.submit(write, sum(values.nbytes for of_variable in copies.values() for _, values in of_variable))
+
+    def _write(self, pieces: Pieces, state: dict[str, Any]) -> bool:
+        """Commits a state, unless it is not finite; whether it has."""
+        program, cluster, parent = self._program, self._peers.cluster, self._directory.checkpoints
+        self._unsound = not_finite(pieces)
+        if self._unsound:
+            return False
+        if not program.whole:
+            saving.write_shards(parent, program, pieces, state, cluster.index, cluster.size, self._config.patience)
+        elif cluster.is_chief:
+            saving.write(parent, program, {path: whole.values for path, (whole,) in pieces.items()}, state)
+        if cluster.is_chief:
+            self._prune(state["best"].get("step"))
+        return True
 
     def settle(self, last: bool = False) -> str:
         """Tells what went wrong in the last write; with `last`, waits for it first.
@@ -215,34 +222,6 @@ class Recovery:
         self.best, (metric, mode) = best, self._judged_by
         path = str(pathlib.Path(self._directory.checkpoints, checkpoint.WEIGHTS))
         self._when_due = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
-        self._when_best = keras.callbacks.ModelCheckpoint(
-            path, metric, 0, True, True, mode, initial_value_threshold=best.get(metric)
-        )
+        self._when_best = keras.callbacks.ModelCheckpoint(path, metric, 0, True, True, mode)
         for callback in (self._when_due, self._when_best):
             callback.set_model(self)
-
-
-def check_probe(program: Program, path: pathlib.Path, saved: float | None, probe: Callable[[], float | None]) -> None:
-    """The variables are to the bit what they were; is the model?
-
-    Args:
-      program: what is trained or judged.
-      path: the checkpoint that the variables are from.
-      saved: what the probe was when they were saved.
-      probe: the loss of a few examples with the variables as they are; None where they don't come before a stop.
-
-    Raises:
-      UserError: the model computes something else with them.
-    """
-    if saved is None or not np.isfinite(saved):  # of step 0, or without its examples; or these are no measure
-        return
-    now, tolerance = probe(), _COARSE if is_coarse(program.model) else _PRECISE
-    if now is not None and not abs(now - saved) <= _ROUNDING + tolerance * abs(saved):
-        raise UserError(
-            "model",
-            program.config.model,
-            f"with the variables of {path}, whose digests are right, its loss on the probe's examples is "
-            f"{now:.6g}; it was {saved:.6g} when they were saved: the code of the model or of the data has "
-            "changed, or a package",
-            "take the change back, or start a new run with --initialize_from",
-        )

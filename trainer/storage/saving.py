@@ -12,10 +12,16 @@ import keras
 import numpy as np
 
 from trainer.checkpoint import WEIGHTS, Damaged, commit
+from trainer.errors import UserError
+from trainer.objective.trial import is_coarse
 from trainer.program import Program, kind
 from trainer.storage import digests, hdf5, shards
 from trainer.storage.shards import Piece
 from trainer.storage.synced import synced
+
+# How far the probe's loss may lie from what it was, relatively: another backend rounds otherwise. A loss near 0
+# is a difference of large numbers, whose rounding stays.
+_PRECISE, _COARSE, _ROUNDING = 1e-3, 5e-2, 1e-6
 
 
 def write(parent: pathlib.Path, program: Program, values: dict[str, np.ndarray], state: dict[str, Any]) -> None:
@@ -112,6 +118,32 @@ def read_shards(path: pathlib.Path, program: Program, manifest: dict[str, Any], 
             program.assign(program.variables[name], read_region)
         except ValueError as error:
             raise Damaged(f"{path}: variable {name}: {error}") from None
+
+
+def check_probe(program: Program, path: pathlib.Path, saved: float | None, probe: Callable[[], float | None]) -> None:
+    """The variables are to the bit what they were; is the model?
+
+    Args:
+      program: what is trained or judged.
+      path: the checkpoint that the variables are from.
+      saved: what the probe was when they were saved.
+      probe: the loss of a few examples with the variables as they are; None where they don't come before a stop.
+
+    Raises:
+      UserError: the model computes something else with them.
+    """
+    if saved is None or not np.isfinite(saved):  # of step 0, or without its examples; or these are no measure
+        return
+    now, tolerance = probe(), _COARSE if is_coarse(program.model) else _PRECISE
+    if now is not None and not abs(now - saved) <= _ROUNDING + tolerance * abs(saved):
+        raise UserError(
+            "model",
+            program.config.model,
+            f"with the variables of {path}, whose digests are right, its loss on the probe's examples is "
+            f"{now:.6g}; it was {saved:.6g} when they were saved: the code of the model or of the data has "
+            "changed, or a package",
+            "take the change back, or start a new run with --initialize_from",
+        )
 
 
 def _facts(
