@@ -106,6 +106,9 @@ def test_a_deadline_stops_a_run_as_a_signal_does(when, tmp_path):
     process = start("--backend=jax", *FLAGS[:4], "--steps=10000000", f"--run_dir={tmp_path}")
     while not (tmp_path / "checkpoints").exists():
         time.sleep(0.05)
+    if when == "later":  # as a shell does it
+        (tmp_path / "deadline").touch()
+        time.sleep(0.2)
     (tmp_path / "deadline").write_text(text)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 75, err

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import math
 import os
 import pathlib
 import signal
@@ -23,6 +24,7 @@ DEADLINE = 64  # in a signal's place: above the numbers of all signals
 SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
 _OURS: list[Callable[[int, FrameType | None], None]] = []  # handlers
 _LOOK_EVERY = 0.5  # seconds; less than the processes' heartbeats
+_EMPTY = 1.0  # seconds for which a deadline's file holds nothing, and then means now
 _LEFT: list[Iterator[Any]] = []  # kept from being cleaned up: tf.data's iterators would wait for what is being read
 
 
@@ -37,17 +39,18 @@ class Preemption:
 
     def __init__(self, deadline: pathlib.Path, looks: bool = True) -> None:
         self._deadline, self._looks = deadline, looks
-        self._signal = 0
-        self._told_of = ""
+        self._signal, self._interrupted = 0, False
+        self._told_of, self._empty_since = "", math.inf
         _have_handled(self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if number == self._signal == signal.SIGHUP:  # of a terminal that closes, shell and kernel tell
-            return
-        if self._signal:  # the second one leaves at once; the checkpoint's rename makes that harmless
+        # A person's second Ctrl-C leaves at once; the checkpoint's rename makes that harmless. Others come again and
+        # mean nothing new: a scheduler's warning, and its SIGTERM when the time is up; a terminal's shell and kernel.
+        if number == signal.SIGINT and self._interrupted:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        self._signal = number
+        self._interrupted |= number == signal.SIGINT
+        self._signal = self._signal or number
 
     @property
     def told(self) -> int:
@@ -59,11 +62,13 @@ class Preemption:
 
     def _due(self) -> bool:
         try:
-            text = self._deadline.read_text().strip()
+            text = self._deadline.read_text(errors="replace").strip()
         except FileNotFoundError:
             return False
-        if not text:
-            return True
+        if not text:  # or a shell has made it, and what is to write the time has not begun
+            self._empty_since = min(self._empty_since, time.monotonic())
+            return time.monotonic() - self._empty_since >= _EMPTY
+        self._empty_since = math.inf
         try:
             moment = float(text) if text.replace(".", "", 1).isdigit() else _utc(text)
         except ValueError:
