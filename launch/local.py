@@ -91,7 +91,8 @@ def main(argv: Sequence[str]) -> int:
             pause = min(30.0, 0.5 * 2**restarts)
             restarts += 1
         print(f"launch: exit code {code}; {sizes[size]} processes start in {pause:g}s", flush=True)
-        time.sleep(pause)
+        if signals.stops_within(pause):
+            return PREEMPTED
 
 
 def _sizes(parser: argparse.ArgumentParser, arguments: argparse.Namespace, replicas: int) -> list[int]:
@@ -116,6 +117,13 @@ class _Signals:
         self.stop |= number != signal.SIGUSR1
         self.grow |= number == signal.SIGUSR1
         self.pending.append(signal.SIGTERM if number == signal.SIGUSR1 else number)
+
+    def stops_within(self, seconds: float) -> bool:
+        """Waits for so long, or until it is told to stop; whether it was."""
+        end = time.monotonic() + seconds
+        while not self.stop and time.monotonic() < end:
+            time.sleep(0.05)
+        return self.stop
 
 
 class Group:

@@ -271,6 +271,19 @@ def test_a_run_that_gets_no_further_is_not_started_for_ever(tmp_path):
     assert out.count("RuntimeError: the planted fault") == 4 and "several starts saved no further step" in out
 
 
+@pytest.mark.long
+def test_a_launcher_that_is_told_to_stop_between_two_starts(tmp_path):
+    """The third pause is two seconds long, and nothing is started after it."""
+    flags = ("--backend=jax", *FLAGS, "--save_every=20", "--steps=40", "--callbacks=tests.faulty:Always(step=10)")
+    process = launch(*flags, f"--run_dir={tmp_path / 'run'}", processes=1, restarts=10)
+    assert process.stdout
+    while "processes start in 2s" not in process.stdout.readline():
+        assert process.poll() is None
+    process.terminate()
+    begin = time.monotonic()
+    assert process.wait(10) == 75 and time.monotonic() - begin < 1.5
+
+
 @pytest.fixture
 def small_memory():
     """A container of 2.5 GB."""
