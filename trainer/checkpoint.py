@@ -106,10 +106,20 @@ def set_aside(path: pathlib.Path) -> None:
     path.rename(aside)
 
 
-def newest(parent: pathlib.Path, arrays: bool = True) -> Iterator[tuple[pathlib.Path, dict[str, Any] | Damaged]]:
-    """Checkpoints from the newest to the oldest, each with its manifest, verified, or what is wrong with it."""
+def newest(
+    parent: pathlib.Path, arrays: bool = True, only: pathlib.Path | None = None
+) -> Iterator[tuple[pathlib.Path, dict[str, Any] | Damaged]]:
+    """Checkpoints from the newest to the oldest, each with its manifest, verified, or what is wrong with it.
+
+    Args:
+      parent: the directory of them.
+      arrays: as in `verify`.
+      only: which of them, if not all.
+    """
     for step in reversed(steps(parent)):
         path = parent / f"{step:08d}"
+        if only not in (None, path):
+            continue
         try:
             yield path, verify(path, arrays)
         except Damaged as error:

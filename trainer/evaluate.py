@@ -41,9 +41,9 @@ def restore(config: Config, peers: Peers) -> tuple[Assembly, pathlib.Path]:
         raise UserError("run_dir", directory.path, "holds no run (no definition.json)", "give the directory of a run")
     parts = assemble(config, peers, int(definition["flags"]["replicas"]), training=False)
     directory.check({"variables": parts.program.signature(), "architecture": parts.program.architecture()})
-    found = checkpoint.newest(directory.checkpoints)  # now: a run that goes on removes old ones
-    wanted = (pair for pair in found if directory.checkpoint in (None, pair[0]))
-    good = next(((path, manifest) for path, manifest in wanted if isinstance(manifest, dict)), None)
+    # Now: a run that goes on removes old ones.
+    found = checkpoint.newest(directory.checkpoints, only=directory.checkpoint)
+    good = next(((path, manifest) for path, manifest in found if isinstance(manifest, dict)), None)
     if good is None:
         given = directory.checkpoint or directory.path
         raise UserError(
