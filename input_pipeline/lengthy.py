@@ -43,7 +43,8 @@ def alone(path: pathlib.Path, told: Callable[[], str]) -> Iterator[None]:
                 tell(f"{told()}, by another process of this host")
                 time.sleep(_LOOK)
         except OSError as error:
-            raise DataError(f"{path} can't be locked ({error}): give a place that can be written") from None
+            fix = "give a place that can be written, on a file system with locks"
+            raise DataError(f"{path} can't be locked ({error}): {fix}") from None
         yield
 
 

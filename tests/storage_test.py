@@ -237,6 +237,13 @@ def test_a_terminal_that_is_closed_saves(tmp_path):
     assert max(int(p.name) for p in (run / "checkpoints").glob("0*")) >= 100
 
 
+def test_a_file_system_without_locks(tmp_path):
+    """As Lustre may be mounted: nobody else is kept out of the run, which is said."""
+    flags, without = (*FLAGS, "--steps=3", f"--run_dir={tmp_path}"), {"LD_PRELOAD": shim(), "SHIM_NO_LOCKS": "1"}
+    assert "lies on a file system without locks (Function not implemented)" in trainer(*flags, **without).stderr
+    assert "report.html" in trainer("report", f"--run_dir={tmp_path}", **without).stdout
+
+
 @pytest.mark.long
 def test_a_clock_that_is_set_to_and_fro_changes_nothing(tmp_path):
     flags = (*FLAGS, "--steps=100", "--save_every=1s")

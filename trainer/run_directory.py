@@ -1,16 +1,15 @@
 """The run directory: who owns it, which run it holds, and where its files are."""
 
 import errno
-import fcntl
 import json
 import os
 import pathlib
-import socket
 from types import TracebackType
 from typing import Any, Self
 
 from trainer.config import Config
 from trainer.errors import BUSY, STORAGE, USER_ERROR, UserError
+from trainer.storage.lock import Lock
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -43,7 +42,7 @@ class RunDirectory:
         self.metrics, self.summary = self.path / "metrics.jsonl", self.path / "summary.json"
         self.deadline, self.exports = self.path / "deadline", self.path / "export"
         self._config, self._definition = config, self.path / "definition.json"
-        self._lock: int | None = None
+        self._lock = Lock(self.path / "lock")
 
     def __enter__(self) -> Self:
         if self.checkpoint:
@@ -57,11 +56,18 @@ class RunDirectory:
             return self
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._acquire()
+            if holder := self._lock.acquire():
+                raise UserError(
+                    "run_dir",
+                    self.path,
+                    f"is in use by {holder}",
+                    "wait for it, stop it, or give another --run_dir",
+                    exit_code=BUSY,
+                )
             for folder in (self.checkpoints, self.starts, self.tensorboard):
                 folder.mkdir(exist_ok=True)
         except OSError as error:
-            self._release()
+            self._lock.release()
             full = error.errno in _FULL
             raise UserError(
                 "run_dir",
@@ -72,14 +78,14 @@ class RunDirectory:
                 STORAGE if full else USER_ERROR,
             ) from None
         except UserError:
-            self._release()
+            self._lock.release()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._release()
+        self._lock.release()
         if isinstance(error, OSError) and self._is_ours(error):
             raise UserError(
                 "run_dir",
@@ -95,40 +101,9 @@ class RunDirectory:
             return error.errno in _FULL
         return pathlib.Path(os.fsdecode(error.filename)).absolute().is_relative_to(self.path.absolute())
 
-    def _acquire(self) -> None:
-        # The kernel drops the lock with the process, so a killed run leaves no stale one; forks don't keep it.
-        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        os.register_at_fork(after_in_child=self._release)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(self._lock, 200).decode(errors="replace").strip()
-            raise UserError(
-                "run_dir",
-                self.path,
-                f"is in use by {holder or 'another process'}",
-                "wait for it, stop it, or give another --run_dir",
-                exit_code=BUSY,
-            ) from None
-        os.ftruncate(self._lock, 0)
-        os.write(self._lock, f"process {os.getpid()} on {socket.gethostname()}".encode())
-        os.fsync(self._lock)
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
     def is_in_use(self) -> bool:
         """Whether a run goes on in it, as far as this host's kernel knows."""
-        if not (lock := self.path / "lock").exists():
-            return False
-        with open(lock) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+        return self._lock.is_held()
 
     def definition(self) -> dict[str, Any] | None:
         """What definition.json says the run is, or None in a new directory."""
