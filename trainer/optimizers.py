@@ -75,6 +75,17 @@ def check_trains(config: Config, optimizer: keras.optimizers.Optimizer) -> None:
                 f"trains by Keras's {type(each).__name__}, which mixes up its variables' values on TensorFlow",
                 "use --backend=jax, or another optimizer, such as adamw",
             )
+        if (
+            keras.config.backend() == "jax"
+            and each.ema_overwrite_frequency
+            and len(averages(each)) < len(_averaged(each))
+        ):
+            raise UserError(
+                *whose(config),
+                "is to overwrite variables with their moving averages (ema_overwrite_frequency), which Keras can't do "
+                "on JAX where layers compute in float8: of their scales there are none",
+                "leave that out: evaluations and exports take the averages anyway; or use --backend=tensorflow",
+            )
         if wrong := _is_no_function(each._learning_rate, each.iterations):
             raise UserError(
                 *(("schedule", config.schedule) if config.schedule else whose(config)),
@@ -160,6 +171,17 @@ def each_of(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Opti
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
         return list(optimizer.optimizers)
     return [getattr(optimizer, "inner_optimizer", optimizer)]
+
+
+def averages(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
+    """(a variable, its moving average), where it keeps some: of what steps overwrite, such as float8's scales, none."""
+    return [pair for pair in _averaged(optimizer) if pair[1] is not None]
+
+
+def _averaged(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variable, Any]]:
+    if not optimizer.use_ema:
+        return []
+    return list(zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True))
 
 
 def _arguments(schedule: keras.optimizers.schedules.LearningRateSchedule) -> dict[str, Any]:

@@ -213,16 +213,8 @@ class Program:
 
         All processes call it together.
         """
-        keeping = [
-            each
-            for each in optimizers.each_of(self.optimizer)
-            if each.use_ema and keras.ops.convert_to_numpy(each.iterations)
-        ]
-        pairs = [
-            pair
-            for o in keeping
-            for pair in zip(o._trainable_variables, o._model_variables_moving_average, strict=True)
-        ]
+        begun = [o for o in optimizers.each_of(self.optimizer) if keras.ops.convert_to_numpy(o.iterations)]
+        pairs = [pair for each in begun for pair in optimizers.averages(each)]
         trained = [(variable, np.array(self.to_host(variable))) for variable, _ in pairs]
         for variable, average in pairs:
             self.assign(variable, self.to_host(average).__getitem__)

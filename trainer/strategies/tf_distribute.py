@@ -17,7 +17,7 @@ from input_pipeline.pipeline import Batch, Pipeline
 from input_pipeline.structure import map_structure
 from trainer.cluster import ALONE, Cluster
 from trainer.errors import UserError, said_by_keras
-from trainer.optimizers import each_of
+from trainer.optimizers import averages, each_of
 from trainer.program import Program
 from trainer.strategies import tf_flops
 from trainer.strategies.base import Block, Strategy, nothing_again, quickest
@@ -176,11 +176,10 @@ class TFDistribute(Strategy):
 
     def _average(self, optimizer: Any) -> None:
         """Writes the optimizer's moving averages over the variables where that is due, as Keras does."""
-        if optimizer.use_ema and optimizer.ema_overwrite_frequency:
-            now = [tf.convert_to_tensor(v) for v in optimizer._trainable_variables]
-            averages = [tf.convert_to_tensor(v) for v in optimizer._model_variables_moving_average]
+        if optimizer.ema_overwrite_frequency and (pairs := averages(optimizer)):
             due = tf.convert_to_tensor(optimizer.iterations) % optimizer.ema_overwrite_frequency == 0
-            assign(optimizer._trainable_variables, [tf.where(due, a, v) for a, v in zip(averages, now, strict=True)])
+            now = [[tf.convert_to_tensor(each) for each in pair] for pair in pairs]
+            assign([variable for variable, _ in pairs], [tf.where(due, average, value) for value, average in now])
 
     @property
     def _undone(self) -> list[Any]:
