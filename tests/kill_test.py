@@ -7,6 +7,7 @@ import signal
 import time
 
 import pytest
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
 from tests.forks import trainer
 from tests.running import alive, children, curve, lines, stall, start, summary, wait_for_checkpoint
@@ -51,6 +52,68 @@ def test_ten_kills_change_nothing(strategy, tmp_path):
     assert summary(killed)["weights_sha256"] == summary(whole)["weights_sha256"]
     assert [line["step"] for line in lines(killed)] == [line["step"] for line in lines(whole)]
     assert curve(killed) == curve(whole)
+
+
+OWING = """
+import os
+import pathlib
+import signal
+import time
+
+import keras
+from input_pipeline.digits import load as digits
+
+ARMED, STOPPED, KILLED = map(pathlib.Path, ("armed", "stopped", "killed"))
+
+
+class Slow:
+    '''Has the run told to stop when it is first read for an evaluation.'''
+
+    def __init__(self, source):
+        self.source = source
+
+    def __len__(self):
+        return len(self.source)
+
+    def read(self, ids):
+        if ARMED.exists():
+            ARMED.rename(STOPPED)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(2)
+        return self.source.read(ids)
+
+
+def load():
+    found = digits()
+    return {"train": found.train, "evaluation": Slow(found.evaluation), "classes": 10}
+
+
+class Kills(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 21 and not STOPPED.exists():
+            ARMED.touch()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if STOPPED.exists() and not KILLED.exists():
+            KILLED.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_stop_left_to_do_is_told_once(tmp_path):
+    """The next start is killed when it has told of the step that it begins with, and the one after it tells it anew.
+
+    TensorBoard has each step, too, also those that starts begin with.
+    """
+    (tmp_path / "owing.py").write_text(OWING)
+    flags = ("--dataset=owing:load", "--callbacks=owing:Kills", "--backend=jax", "--log_every=1", "--run_dir=run")
+    for steps, code in ((40, 75), (40, -signal.SIGKILL), (40, 0), (50, 0)):
+        trainer(*flags, f"--steps={steps}", "--save_every=never", code=code, cwd=tmp_path)
+    run = tmp_path / "run"
+    assert [line["step"] for line in lines(run)] == [*range(1, 51)]
+    assert [line["step"] for line in lines(run) if "val_loss" in line] == [23, 40, 45, 50]
+    board = EventAccumulator(str(run / "tensorboard"), {"tensors": 0}).Reload()
+    assert [event.step for event in board.Tensors("loss/train")] == [*range(1, 51)]
 
 
 @pytest.mark.long  # tests/exact_test.py moves a run, too

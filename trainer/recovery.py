@@ -29,6 +29,11 @@ class Restored(NamedTuple):
     progress: Progress
     origin: str
 
+    @property
+    def told(self) -> int:
+        """The last step that the log may tell of; what a start that was killed told of later ones is told anew."""
+        return self.step - bool(self.progress.totals.counted.steps)
+
 
 class Recovery:
     """Saves and restores a run; all processes of a cluster call it together, and process 0 decides and commits.

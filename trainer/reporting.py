@@ -43,7 +43,8 @@ class Reporting:
       config: the flags.
       directory: where the files go.
       steps: the run's last step.
-      step: steps done at the start; later lines of an interrupted start are dropped.
+      step: steps done at the start.
+      told: steps of which the log has told; what a start before has told of later ones will be told again.
       ledger: this start's time.
       stream: where people look.
     """
@@ -54,6 +55,7 @@ class Reporting:
         directory: RunDirectory,
         steps: int,
         step: int,
+        told: int,
         ledger: Ledger,
         stream: TextIO | None = None,
     ) -> None:
@@ -61,8 +63,8 @@ class Reporting:
         self._ledger = ledger
         self._stream = stream or sys.stdout
         self._live = self._stream.isatty()
-        self._metrics, self.last = _continued(directory.metrics, step)
-        self._board = Board(directory.tensorboard, step)
+        self._metrics, self.last = _continued(directory.metrics, told)
+        self._board = Board(directory.tensorboard, told)
         self._since = {"step": step, **_booked(ledger.table())}
         self._first_step, self._started = step, time.monotonic()
         self._flops = self._peak = 0.0
@@ -190,8 +192,8 @@ def _booked(table: Mapping[str, float]) -> dict[str, float]:
     return {"data": data, "training": data + sum(table.get(purpose, 0.0) for purpose in ("step", "compile"))}
 
 
-def _continued(path: pathlib.Path, step: int) -> tuple[Appender, dict[str, float]]:
-    """metrics.jsonl, opened to append after its lines up to `step`, and the metrics of the last of them.
+def _continued(path: pathlib.Path, told: int) -> tuple[Appender, dict[str, float]]:
+    """metrics.jsonl, opened to append after its lines up to step `told`, and the metrics of the last of them.
 
     Later ones will be written again.
     """
@@ -200,7 +202,7 @@ def _continued(path: pathlib.Path, step: int) -> tuple[Appender, dict[str, float
         with open(path, "r+b") as file:
             for line in file:
                 record = record_of(line) if line.endswith(b"\n") else None
-                if record is None or record.get("step", math.inf) > step:
+                if record is None or record.get("step", math.inf) > told:
                     break
                 end, last = end + len(line), record if "loss" in record else last
             file.truncate(end)

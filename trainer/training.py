@@ -65,7 +65,7 @@ class Training:
         if chief:
             facts = {"devices": parts.strategy.device_count, "strategy": parts.strategy.description}
             self.history = History(directory.starts, ledger, facts, self.step)
-            self.reporting = Reporting(config, directory, parts.steps, self.step, ledger)
+            self.reporting = Reporting(config, directory, parts.steps, self.step, restored.told, ledger)
             if not self.ended:
                 directory.summary.unlink(missing_ok=True)  # of an end that is none any more
         self.reporting.say(printout.opening(parts, directory.path, restored.origin, self.step))

@@ -30,15 +30,15 @@ class Board:
 
     Args:
       directory: TensorBoard's.
-      step: of the start; what a killed start wrote beyond it, TensorBoard drops.
+      told: the last step that starts before have told of for good; what a killed one wrote beyond, TensorBoard drops.
     """
 
-    def __init__(self, directory: pathlib.Path, step: int) -> None:
+    def __init__(self, directory: pathlib.Path, told: int) -> None:
         # TensorBoard reads files in the order of their names, and clocks may be set back.
         number = sum(1 for _ in directory.glob(f"{_NAME}*"))
         self._file = Appender(directory / f"{_NAME}{number:010d}")
         self._add(file_version="brain.Event:2")
-        self._add(step=step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
+        self._add(step=told + 1, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """A point of each of some curves, by tag."""
