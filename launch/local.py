@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -33,7 +34,7 @@ from trainer.cluster import Cluster
 from trainer.command_line import config_of
 from trainer.errors import BUSY, OK, PREEMPTED, USER_ERROR, UserError
 from trainer.monitoring import host_memory
-from trainer.processes import forks, gpus
+from trainer.processes import addresses, forks, gpus
 from trainer.run_directory import split
 
 FINAL = (OK, USER_ERROR, BUSY)  # done; or what another start would meet again
@@ -229,22 +230,31 @@ def _copy(stream: IO[bytes], log: console.Lossy, index: int) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now, and so is the one above the first, at which the processes meet."""
+    """Ports that are free now, and so is the one above the first, at which the processes meet.
+
+    Above those that Linux gives away by itself: a connection that goes out might have one by the time that the process
+    that is to listen there has started.
+
+    Raises:
+      OSError: there are not so many.
+    """
+    found = list[int]()
     with contextlib.ExitStack() as held:  # together while they are chosen, so that they differ
 
-        def take(port: int) -> int:
+        def take(port: int) -> bool:
             one = held.enter_context(contextlib.closing(socket.socket()))
-            one.bind(("127.0.0.1", port))
-            return int(one.getsockname()[1])
+            with contextlib.suppress(OSError):
+                one.bind(("127.0.0.1", port))
+                return True
+            return False
 
-        while True:
-            first = take(0)
-            try:
-                take(first + 1)
-                break
-            except (OSError, OverflowError):
-                continue
-        return [first, *(take(0) for _ in range(count - 1))]
+        every = range(addresses.FIRST, 2**16 - 1)
+        for port in random.SystemRandom().sample(every, len(every)):
+            if len(found) == count:
+                return found
+            if take(port) and (found or take(port + 1)):
+                found.append(port)
+    raise OSError(f"{count} ports from {every.start} to {every.stop} are not free")
 
 
 if __name__ == "__main__":
