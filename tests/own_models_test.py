@@ -1170,6 +1170,15 @@ def test_an_optimizer_s_noise_follows_from_the_step(project):
 
 
 @pytest.mark.long
+def test_a_file_that_keras_can_t_load_on_tensorflow(tmp_path):
+    """Of a recurrent network in bfloat16, of which TensorFlow draws no orthogonal matrix; the SavedModel is there."""
+    flags = ("--backend=jax", "--model=tests.drawn_flags_test:recurrent", "--precision=bfloat16", "--steps=2")
+    trainer(*flags, f"--run_dir={tmp_path}")
+    out = trainer("export", f"--run_dir={tmp_path}").stdout
+    assert "/saved_model\n" in out and "no model.keras: Keras can't load it again on TensorFlow: Value for attr" in out
+
+
+@pytest.mark.long
 def test_a_model_compiled_without_a_loss_has_its_own_alone(project):
     """As in fit(): labels are for its metrics."""
     finals = []

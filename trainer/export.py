@@ -78,14 +78,18 @@ def _write_saved_model(model: keras.Model, x: Any, expected: Any, path: pathlib.
 
 def _write_keras(model: keras.Model, x: Any, expected: Any, seeds: list[Any], path: pathlib.Path) -> str:
     """Writes a .keras file likewise. Returns why there is none, where Keras does not make the same model from it."""
+    import tensorflow as tf
+
     try:
         model.save(path)
         loaded = keras.models.load_model(path, compile=False)
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except (TypeError, ValueError, NotImplementedError, tf.errors.OpError) as error:
         path.unlink(missing_ok=True)
         own = sorted({type(v).__name__ for v in model._flatten_layers() if not type(v).__module__.startswith("keras.")})
         named = f" ({', '.join(own)})" if own else ""
         reason = textwrap.shorten(str(error).strip().split("\n\n")[0].partition(" Full object")[0], 400)
+        if isinstance(error, tf.errors.OpError):  # as it makes the variables, which have no initial values yet
+            return f"Keras can't load it again on TensorFlow: {reason}\n  Fix: train with --precision=mixed_bfloat16"
         return (
             f"Keras can't save it and load it again: {reason}\n  Fix: classes of your own{named} need "
             "@keras.saving.register_keras_serializable(), and a get_config() of all arguments; write one in a Lambda's "
