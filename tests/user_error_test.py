@@ -128,6 +128,12 @@ def scheduled(input_shape, classes, how):
     return model
 
 
+def by_groups(input_shape, classes):
+    convolutions = [keras.layers.Conv2D(4, 3), keras.layers.DepthwiseConv2D(3)]
+    layers = [*convolutions, keras.layers.Flatten(), keras.layers.Dense(classes)]
+    return keras.Sequential([keras.Input(input_shape), *layers])
+
+
 def halved(learning_rate):
     return learning_rate / 2
 
@@ -803,6 +809,10 @@ def project(tmp_path):
         (["--optimizer=adamx"], ["--optimizer=adamx", "adamw"]),
         (["--optimizer=sgd(speed=1)"], ["--optimizer=sgd(speed=1)", "speed"]),
         (["--optimizer=adam(learning_rate=0.1)"], ["a flag of its own", "--learning_rate=0.1"]),
+        (
+            ["--model=user_project:by_groups", "--strategy=device_mesh", "--devices=4", "--mesh=data=2,model=2"],
+            ["--mesh=data=2,model=2: makes gradients of convolutions by groups", "2 times as large", "--mesh=data=4"],
+        ),
         (["--optimizer=user_project:linear"], ["--optimizer=user_project:linear: ", "it is called with learning_rate"]),
         (["--optimizer=user_project:halved"], ["--optimizer=user_project:halved: returned a builtins.float"]),
         (["--schedule=user_project:halved"], ["--schedule=user_project:halved: returned a float"]),

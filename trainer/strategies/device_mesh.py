@@ -242,7 +242,7 @@ class DeviceMesh(Strategy):
 
     def _sharded_loop(self, training: bool) -> ShardedLoop:
         trainable = self._state.variables.trainable, self._state.shardings.trainable
-        forward = over_replicas(self._step.forward(training), *trainable)
+        forward = over_replicas(self._step.forward(training), *trainable, self._program.config if training else None)
         return ShardedLoop(*self._parts(summing(forward, training), training))
 
     def _parts(self, leaf: Leaf, training: bool) -> Any:

@@ -4,7 +4,8 @@ Legend of shapes: K steps of a block, V logical replicas, R shares of the data a
 b examples of a replica.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +15,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
 from input_pipeline.pipeline import Batch
+from trainer.config import Config
+from trainer.errors import UserError
+from trainer.objective.patched import patched
 from trainer.strategies.base import Block
 from trainer.strategies.data_parallel import OneProgram
 from trainer.strategies.jax_step import Forward, Leaf, Tally, Update
@@ -22,7 +26,9 @@ from trainer.sums import Sums, Totals, Values, is_overwritten
 _DATA = "data"
 
 
-def over_replicas(forward: Forward, variables: Sequence[keras.Variable], shardings: Sequence[NamedSharding]) -> Forward:
+def over_replicas(
+    forward: Forward, variables: Sequence[keras.Variable], shardings: Sequence[NamedSharding], config: Config | None
+) -> Forward:
     """The same for R logical replicas at once, (R, b, ...) laid over the data axis: sums over them.
 
     A variable that is sharded over the data axis is gathered where it is used, and its gradient scattered
@@ -34,6 +40,10 @@ def over_replicas(forward: Forward, variables: Sequence[keras.Variable], shardin
       variables: the trainable ones. Each replica has a copy of those that are overwritten: what a layer computes of
         its variables alone, it would else compute once, and give one value where R are added up.
       shardings: of the trainable variables.
+      config: the flags, where gradients are taken; else None.
+
+    Raises:
+      UserError: while it is traced, for a convolution whose gradient XLA would not add up as it is.
     """
     axes = [0 if is_overwritten(variable) else None for variable in variables]
 
@@ -45,11 +55,39 @@ def over_replicas(forward: Forward, variables: Sequence[keras.Variable], shardin
             for v, axis, s in zip(trainable, axes, shardings, strict=True)
         ]
         one = jax.vmap(lambda own, batch: forward(own, values, batch), in_axes=(axes, 0), spmd_axis_name=_DATA)
-        return jax.tree.map(lambda a: jnp.sum(a, axis=0), one(trainable, batches))
+        with _without_groups(config, shardings[0].mesh) if config else contextlib.nullcontext():
+            return jax.tree.map(lambda a: jnp.sum(a, axis=0), one(trainable, batches))
 
     if not any(_DATA in sharding.spec for sharding in shardings):
         return summed
     return jax.checkpoint(summed, policy=jax.checkpoint_policies.save_anything_except_these_names("gathered"))
+
+
+@contextlib.contextmanager
+def _without_groups(config: Config, mesh: Any) -> Iterator[None]:
+    """Refuses convolutions by groups of channels on a mesh whose devices compute some gradients alike.
+
+    XLA adds theirs up over all devices: by JAX alone, 0.10 as 0.12, jax.grad of a depthwise convolution is twice as
+    large on data=2,model=2 as on one device.
+    """
+    alike, convolve = mesh.size // mesh.shape[_DATA], jax.lax.conv_general_dilated
+    by_groups = False
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        nonlocal by_groups
+        by_groups |= kwargs.get("feature_group_count", 1) > 1
+        return convolve(*args, **kwargs)
+
+    with patched(jax.lax, "conv_general_dilated", noting):
+        yield
+    if by_groups and 1 not in (alike, mesh.shape[_DATA]):  # told here, for Keras would wrap an error of a layer's
+        raise UserError(
+            "mesh",
+            config.mesh,
+            f"makes gradients of convolutions by groups (depthwise, separable) {alike} times as large as they are: XLA "
+            "adds them up over devices that have computed the same, too",
+            f"shard over the data axis alone, by --mesh=data={mesh.size} --layout=fsdp, or use other convolutions",
+        )
 
 
 def _constrained(arrays: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
