@@ -250,10 +250,10 @@ def free_ports(count: int) -> list[int]:
 
         every = range(addresses.FIRST, 2**16 - 1)
         for port in random.SystemRandom().sample(every, len(every)):
-            if len(found) == count:
-                return found
             if take(port) and (found or take(port + 1)):
                 found.append(port)
+            if len(found) == count:
+                return found
     raise OSError(f"{count} ports from {every.start} to {every.stop} are not free")
 
 
