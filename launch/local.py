@@ -163,7 +163,7 @@ class Group:
             if self._processes[0].poll() == 0:
                 # The chief is done: nobody stays behind. A worker that came back too late would wait for another chief.
                 deadline = min(deadline, time.monotonic() + (GRACE if "ps" in self._roles else PARTING))
-            elif len(bad) == 1 and not failed and self._may_replace(*bad[0]):
+            elif len(bad) == 1 and not failed and not signals.stop and self._may_replace(*bad[0]):
                 index, code = bad[0]
                 print(f"launch: worker {index} ended with exit code {code}; it is started again", flush=True)
                 self.replaced += 1
@@ -183,12 +183,12 @@ class Group:
                     os.killpg(process.pid, signal.SIGKILL)
         for reader in self._readers:
             reader.join(timeout=5)
-        return PREEMPTED if self._processes[0].returncode == PREEMPTED else failed  # servers die of the signal
+        return failed
 
     def _may_replace(self, index: int, code: int) -> bool:
         """Whether a process that ended is a worker that others can do without for a while."""
         asynchronous = "ps" in self._roles and self._roles[index] == "worker"
-        return asynchronous and code not in FINAL and self.replaced < self._replacements
+        return asynchronous and code not in (*FINAL, PREEMPTED) and self.replaced < self._replacements
 
     def _send(self, number: int) -> None:
         for process in self._processes:

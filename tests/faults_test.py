@@ -217,6 +217,42 @@ def test_a_parameter_server_s_worker_may_die(tmp_path):
     assert summary(run)["step"] == 300 and summary(run)["final"]["test_accuracy"] > 0.9
 
 
+@pytest.mark.parametrize(
+    "told", [3, pytest.param(0, marks=pytest.mark.long), pytest.param(None, marks=pytest.mark.long)]
+)
+def test_a_signal_to_any_process_of_a_parameter_server_run(told, tmp_path):
+    """To a server, the chief, or all at once, as a scheduler does: the chief saves, for which it needs the others."""
+    run = tmp_path / "run"
+    flags = ("--strategy=parameter_server", "--model=dense", "--steps=3000", "--save_every=40", "--log_every=7")
+    process = launch(*flags, f"--run_dir={run}", processes=3, servers=1)
+    wait_for_checkpoint(process, run, 40)
+    os.kill(process.pid if told is None else children(process.pid)[told], signal.SIGTERM)
+    out = finished(process, code=75)
+    assert "Traceback" not in out
+    stopped = int(re.search(r"Stopped by SIGTERM after step (\d+); its state is saved", out)[1])
+    assert (run / "checkpoints" / f"{stopped:08}").is_dir()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("index", "number", "words"),
+    [
+        (3, signal.SIGKILL, r"process 3 \(ps, [\d.:]+\) was lost, and the variables that it held"),
+        (3, signal.SIGSTOP, r"process 3 \(ps, [\d.:]+\) was not heard of for 8s"),
+        (1, signal.SIGSTOP, r"process 1 \(worker, [\d.:]+\) was not heard of for 8s"),
+    ],
+)
+def test_a_parameter_server_run_names_whom_it_can_t_do_without(index, number, words, tmp_path):
+    run = tmp_path / "run"
+    flags = ("--strategy=parameter_server", "--model=dense", "--steps=300", "--save_every=20", "--log_every=10")
+    process = launch(*flags, f"--run_dir={run}", processes=3, servers=1, restarts=1)
+    wait_for_checkpoint(process, run, 40)
+    os.kill(children(process.pid)[index], number)
+    out = finished(process)
+    assert re.search(words, out) and "Traceback" not in out
+    assert summary(run)["step"] == 300
+
+
 @pytest.mark.long
 def test_a_worker_that_comes_back_too_late_is_not_waited_for(tmp_path):
     flags = ("--strategy=parameter_server", "--model=dense", "--steps=300", "--save_every=20", "--log_every=10")

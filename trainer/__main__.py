@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
             return OK
         cluster = ALONE
     forks.keep_apart(SIGNALS)
-    if verb == "train" and (cluster.is_chief or config.strategy != "parameter_server"):
+    if verb == "train":
         leave_when_told()
     elif verb not in TOGETHER:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: its files go, and runs it started
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     backend.go_past_proxies(cluster)
     if config.strategy == "parameter_server":
         if not cluster.is_chief:
-            return int(_module("strategies.parameter_server").serve(cluster, config.patience))
+            return int(_module("strategies.presence").serve(cluster, config.patience))
         cluster = ALONE  # as far as the run is concerned: its strategy knows the others
     with Peers(cluster, config.patience) as peers, _told_of_memory(config):
         peers.agree(agreement.facts(config))

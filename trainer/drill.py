@@ -22,6 +22,9 @@ STEPS, SAVES = 120, 12  # of a run in the drill, unless --steps says otherwise
 
 def run(config: Config) -> int:
     """Prints a table of faults and what came of them. Returns the exit code."""
+    if config.strategy == "parameter_server":
+        reason = "is asynchronous: no two of its runs end alike, so there is nothing to compare one with"
+        raise UserError("strategy", config.strategy, reason, "drill the model under another one")
     steps = config.steps if config.steps > 0 else STEPS
     every = max(1, steps // SAVES)
     if any(verify_rows.accelerators().values()):

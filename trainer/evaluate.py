@@ -30,6 +30,7 @@ def run(config: Config, peers: Peers) -> int:
         print(f"{path} on {parts.strategy.description}")
         print(words(results))
         print(encoded({"step": int(path.name), **results}))
+    parts.strategy.close(OK)
     return OK
 
 

@@ -38,7 +38,7 @@ class Patient:
     def __init__(self, config: Config, directory: pathlib.Path) -> None:
         flags = dataclasses.replace(config, run_dir=str(directory)).to_flags()
         command = ["-m", "trainer", ALONE_FLAG, *flags]
-        if config.strategy in ("multi_worker_mirrored", "parameter_server") or config.cluster:
+        if config.strategy == "multi_worker_mirrored" or config.cluster:
             command = ["-m", "launch.local", "--processes=2", "--", *flags]
         self._command = [sys.executable, *command]
         self.checkpoints, self._directory = directory / "checkpoints", directory

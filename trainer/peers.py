@@ -23,9 +23,9 @@ from trainer.processes.connection import Connection, send_all
 from trainer.processes.leaving import leave_at_once
 from trainer.processes.meeting import meet, wrong
 
-_BEAT = 1.0  # seconds between heartbeats
+BEAT = 1.0  # seconds between heartbeats
 SILENCE = 8.0  # seconds without a heartbeat after which a process is given up
-_STARTING = 60.0  # the same while frameworks are loaded or the step is compiled, which holds Python's lock for seconds
+STARTING = 60.0  # the same while frameworks are loaded or the step is compiled, which holds Python's lock for seconds
 _COMPILING = ("in compile", "in measure")  # so does `where` end meanwhile
 _READING = "read_part"  # what calls the source; by name, for the input pipeline is a floor above
 # What the backends raise in a process whose peer is gone; by name, since no backend may be imported here.
@@ -52,7 +52,7 @@ class Peers:
         self._stderr = os.fdopen(os.dup(2), "w", errors="backslashreplace")
         self.step = 0
         self._raised = ""  # what the backend raised here, perhaps for another's fault
-        self._doing, self._since, self._limit = "starting", time.monotonic(), _STARTING
+        self._doing, self._since, self._limit = "starting", time.monotonic(), STARTING
         self._closed, self._ending = threading.Event(), threading.Lock()
         self._peers = {peer.index: peer for peer in meet(cluster, patience)}
         for peer in self._peers.values():
@@ -85,7 +85,7 @@ class Peers:
         doing, known = self._doing, self._peers[index].where
         while True:
             try:
-                value = self._peers[index].values.get(timeout=_BEAT)
+                value = self._peers[index].values.get(timeout=BEAT)
             except queue.Empty:
                 if (where := self._peers[index].where) != known:
                     self.doing(f"{doing}, waiting for process {index} {where}")
@@ -174,25 +174,25 @@ class Peers:
         """
         send_all(self._peers.values(), beat=self.where)
         if self._peers:
-            faulthandler.dump_traceback_later(self._silence(self.where) + 2 * _BEAT, exit=True, file=self._stderr)
+            faulthandler.dump_traceback_later(self._silence(self.where) + 2 * BEAT, exit=True, file=self._stderr)
 
     def _silence(self, where: str) -> float:
         """Seconds for which a process may be silent that is there."""
-        return _STARTING if where.endswith(_COMPILING) else self._limit
+        return STARTING if where.endswith(_COMPILING) else self._limit
 
     def _watch(self) -> None:
         woke = time.monotonic()
-        while not self._closed.wait(_BEAT):
+        while not self._closed.wait(BEAT):
             now = time.monotonic()
             slept, woke = now - woke, now
             self._beat()
             for peer in self._peers.values():
-                if slept > 3 * _BEAT:  # this process was stopped itself: it can't tell who was silent meanwhile
+                if slept > 3 * BEAT:  # this process was stopped itself: it can't tell who was silent meanwhile
                     peer.heard = now
                 if now - peer.heard > (limit := self._silence(peer.where)) and not peer.left:
                     why = f"nothing was heard of it for {limit:g}s: it is frozen, or the network to it is cut"
                     self._end(peer.index, peer.where, why)
-            if slept > 3 * _BEAT:
+            if slept > 3 * BEAT:
                 self._since += slept
             if now - self._since > self._patience:
                 others = "".join(f"\n    process {peer.index} {peer.where}" for peer in self._peers.values())
@@ -207,7 +207,7 @@ class Peers:
         code = getattr(error, "exit_code", 1)
         if self._peers and type(error).__name__ in _LOST and _LOST_WORDS.search(str(error)):
             self._raised, code = why, PEER_LOST
-            time.sleep(SILENCE + 2 * _BEAT)  # who failed first is known by then, and this process ended
+            time.sleep(SILENCE + 2 * BEAT)  # who failed first is known by then, and this process ended
         if self._ending.acquire(blocking=False):
             self._broadcast(process=self.cluster.index, where=self.where, why=why, code=code)
         if code == PEER_LOST and not isinstance(error, UserError):

@@ -41,7 +41,7 @@ class Preemption:
         self._deadline, self._looks = deadline, looks
         self._signal, self._interrupted = 0, False
         self._told_of, self._empty_since = "", math.inf
-        _have_handled(self._on_signal)
+        have_handled(self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # A person's second Ctrl-C leaves at once; the checkpoint's rename makes that harmless. Others come again and
@@ -88,7 +88,7 @@ def leave_when_told() -> None:
             os.write(1, told.encode())  # print may be at work already
         leave_at_once(PREEMPTED)
 
-    _have_handled(leave)
+    have_handled(leave)
 
 
 def take_back() -> None:
@@ -97,7 +97,8 @@ def take_back() -> None:
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
-def _have_handled(handler: Callable[[int, FrameType | None], None]) -> None:
+def have_handled(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Has a handler called for all signals that tell a process to stop, in the place of the one before."""
     for number in SIGNALS:
         if number in (signal.SIGTERM, signal.SIGINT) or signal.getsignal(number) in (signal.SIG_DFL, *_OURS):
             signal.signal(number, handler)

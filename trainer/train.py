@@ -39,7 +39,7 @@ def run(config: Config, peers: Peers) -> int:
                 if training.ended:
                     break
         code = _finish(training, directory, ledger)
-        parts.strategy.close()
+        parts.strategy.close(code)
         return code
 
 

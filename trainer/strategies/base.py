@@ -141,8 +141,8 @@ class Strategy(abc.ABC):
         """
         return []
 
-    def close(self) -> None:  # noqa: B027
-        """Leaves the cluster, in step with its other processes. Nothing is computed afterwards."""
+    def close(self, code: int) -> None:  # noqa: B027
+        """Leaves the cluster, in step with its other processes, with this exit code. Nothing is computed afterwards."""
 
     @abc.abstractmethod
     def trace(self, directory: str, start: bool) -> None:

@@ -208,7 +208,7 @@ class DeviceMesh(Strategy):
             return [] if True in self._loops else [self._placing.given]
         return [int(sum_bits(copy)) for copy in per_device(self._state.values())] if self.devices > 1 else []
 
-    def close(self) -> None:
+    def close(self, code: int) -> None:
         if self.cluster.size > 1:
             jax.distributed.shutdown()  # waits for the others, who would take our leaving for a crash
 

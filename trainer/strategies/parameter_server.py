@@ -6,9 +6,6 @@ each step's batch to a free worker; a worker that dies loses nothing, and is tak
 """
 
 import itertools
-import socket
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,16 +15,14 @@ import tensorflow as tf
 from input_pipeline.pipeline import Pipeline
 from trainer.cluster import Cluster, resolve
 from trainer.config import Config
-from trainer.errors import OK, PEER_LOST, UserError
+from trainer.errors import UserError
 from trainer.optimizers import each_of
-from trainer.processes.connection import Connection, listen
 from trainer.program import Program
 from trainer.strategies.base import Block
-from trainer.strategies.tf_devices import find_gpus
+from trainer.strategies.presence import Presence, addresses
 from trainer.strategies.tf_distribute import TFDistribute
 from trainer.sums import Outcome, Totals
 
-_JOBS = ("chief", "worker", "ps")
 _ENDED: list[object] = []  # held to the end, or TensorFlow would ask servers that are gone to forget its functions
 
 
@@ -42,79 +37,9 @@ def create(config: Config, cluster: Cluster) -> "ParameterServer":
     if config.exact:
         raise UserError("exact", True, "can't be held by asynchronous steps", "drop --exact, or use another --strategy")
     presence = Presence(cluster, config.patience)
-    specification = tf.train.ClusterSpec(_addresses(cluster))
+    specification = tf.train.ClusterSpec(addresses(cluster))
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(specification, rpc_layer="grpc")
     return ParameterServer(tf.distribute.ParameterServerStrategy(resolver), cluster, presence)
-
-
-def serve(cluster: Cluster, patience: float) -> int:
-    """A worker's or a server's part: computes, or holds, what the chief says, until it says goodbye."""
-    role, port = cluster.role, int(cluster.addresses[cluster.index].rpartition(":")[2])
-    listen("", port, cluster.source).close()
-    if role == "worker":
-        find_gpus()
-    index = cluster.index - cluster.roles.index(role)
-    # Kept in a variable: the server ends with it.
-    server = tf.distribute.Server(_addresses(cluster), job_name=role, task_index=index, protocol="grpc")
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        try:
-            connection = Connection(0, socket.create_connection(cluster.meeting, timeout=5.0))
-        except OSError:
-            time.sleep(0.25)
-            continue
-        connection.socket.settimeout(None)
-        connection.send(process=cluster.index, cluster=list(cluster.addresses))
-        while message := connection.receive():
-            if "goodbye" in message:
-                return OK
-        deadline = time.monotonic() + patience  # the chief was lost: it may be started again
-    del server
-    return PEER_LOST
-
-
-def _addresses(cluster: Cluster) -> dict[str, list[str]]:
-    pairs = list(zip(cluster.addresses, cluster.roles, strict=True))
-    return {job: [address for address, role in pairs if role == job] for job in _JOBS}
-
-
-class Presence:
-    """The chief's list of who is there; tells them when the run is over.
-
-    Raises:
-      UserError: a server or every worker stays away for longer than `patience` seconds.
-    """
-
-    def __init__(self, cluster: Cluster, patience: float) -> None:
-        self._there: dict[int, Connection] = {}
-        self._listening = listen(cluster.bind_host, cluster.meeting[1], cluster.source)
-        threading.Thread(target=self._take_in, daemon=True).start()
-        deadline = time.monotonic() + patience
-        while missing := [i for i in range(1, cluster.size) if i not in self._there]:
-            if time.monotonic() > deadline:
-                names = ", ".join(f"{i} ({cluster.roles[i]}, {cluster.addresses[i]})" for i in missing)
-                raise UserError(
-                    cluster.source,
-                    ",".join(cluster.addresses),
-                    f"process {names} did not come in {patience:g}s",
-                    "look at its log",
-                    PEER_LOST,
-                )
-            time.sleep(0.05)
-
-    def _take_in(self) -> None:
-        while True:
-            connection = Connection(-1, self._listening.accept()[0])
-            connection.socket.settimeout(5.0)
-            hello = connection.receive() or {}
-            connection.socket.settimeout(None)
-            if isinstance(hello.get("process"), int):
-                self._there[hello["process"]] = connection
-
-    def close(self) -> None:
-        """Says goodbye to all."""
-        for connection in self._there.values():
-            connection.send(goodbye=True)
 
 
 class ParameterServer(TFDistribute):
@@ -170,9 +95,9 @@ class ParameterServer(TFDistribute):
             totals = self._objective.add(totals, outcome, np.int32(i))
         return totals
 
-    def close(self) -> None:
+    def close(self, code: int) -> None:
         _ENDED.append(self)
-        self._presence.close()
+        self._presence.close(code)
 
     def _computed(self, function: Any, block: Block, indices: range) -> list[Outcome]:
         """What workers make of steps of a block, all of them done."""

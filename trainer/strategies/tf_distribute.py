@@ -175,11 +175,12 @@ class TFDistribute(Strategy):
         return outcome
 
     def _average(self, optimizer: Any) -> None:
-        """Writes the optimizer's moving averages over the variables where that is due, as Keras does."""
+        """Writes the optimizer's moving averages, as constraints allow them, over the variables where that is due."""
         if optimizer.ema_overwrite_frequency and (pairs := averages(optimizer)):
             due = tf.convert_to_tensor(optimizer.iterations) % optimizer.ema_overwrite_frequency == 0
-            now = [[tf.convert_to_tensor(each) for each in pair] for pair in pairs]
-            assign([variable for variable, _ in pairs], [tf.where(due, average, value) for value, average in now])
+            read = [(variable, *map(tf.convert_to_tensor, (variable, average))) for variable, average in pairs]
+            new = [tf.where(due, (v.constraint or tf.identity)(average), value) for v, value, average in read]
+            assign([variable for variable, _ in pairs], new)
 
     @property
     def _undone(self) -> list[Any]:
