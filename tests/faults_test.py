@@ -212,6 +212,7 @@ def test_a_parameter_server_s_worker_may_die(tmp_path):
     os.kill(children(process.pid)[1], signal.SIGKILL)
     out = finished(process)
     assert "worker 1 ended with exit code -9; it is started again" in out
+    assert re.search(r"process 1 \(worker, [\d.:]+\) was lost: its steps are for others", out)
     assert out.count("[0]       run ") == 1  # one start of the chief
     assert "Failed to remove function" not in out.partition(" done at ")[2]  # of workers that have left
     assert summary(run)["step"] == 300 and summary(run)["final"]["test_accuracy"] > 0.9

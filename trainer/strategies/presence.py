@@ -142,7 +142,8 @@ class Presence:
             connection = Connection(-1, self._listening.accept()[0])
             connection.socket.settimeout(SILENCE)
             hello = connection.receive() or {}
-            if isinstance(index := hello.get("process"), int):
+            index = hello.get("process", 0)
+            if index in range(1, self._cluster.size):
                 connection.index = index
                 self._there[index] = connection
                 threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
@@ -151,12 +152,15 @@ class Presence:
         while message := connection.receive():
             if "told" in message:  # as SIGTERM: of SIGINT a second one, which a terminal sends to all, leaves at once
                 os.kill(os.getpid(), signal.SIGTERM)
-        silent = time.monotonic() - connection.heard >= SILENCE
-        if self._closed or (not silent and self._cluster.roles[connection.index] == "worker"):
+        if self._closed:
             return
-        why = "was lost, and the variables that it held"
-        if silent:
+        why, ends = "was lost, and the variables that it held", True
+        if time.monotonic() - connection.heard >= SILENCE:
             why = f"was not heard of for {SILENCE:g}s: it is frozen, or the network to it is cut"
-        more = "The same command, in all processes, continues the run from its last checkpoint."
-        print(f"onecurve: process {self._name(connection.index)} {why}\n{more}", file=sys.stderr, flush=True)
-        leave_at_once(PEER_LOST)
+        elif self._cluster.roles[connection.index] == "worker":
+            why, ends = "was lost: its steps are for others, or for itself once it is back", False
+        print(f"onecurve: process {self._name(connection.index)} {why}", file=sys.stderr, flush=True)
+        if ends:
+            more = "The same command, in all processes, continues the run from its last checkpoint."
+            print(more, file=sys.stderr, flush=True)
+            leave_at_once(PEER_LOST)
