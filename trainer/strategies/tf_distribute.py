@@ -17,9 +17,8 @@ from input_pipeline.pipeline import Batch, Pipeline
 from input_pipeline.structure import map_structure
 from trainer.cluster import ALONE, Cluster
 from trainer.errors import UserError, said_by_keras
-from trainer.optimizers import averages, each_of
 from trainer.program import Program
-from trainer.strategies import tf_flops
+from trainer.strategies import tf_flops, tf_update
 from trainer.strategies.base import Block, Strategy, nothing_again, quickest
 from trainer.strategies.tf_call import Compiled
 from trainer.strategies.tf_sums import add_in_tree_order, add_over_processes, at, repeat, sum_of_leaves
@@ -60,11 +59,7 @@ class TFDistribute(Strategy):
         self._objective = program.objective
         self._local_replicas = program.replicas // self.devices
         self._node_size = Tree.node_size(self._local_replicas, self.devices if self._in_tree_order else 1)
-        for optimizer in each_of(program.optimizer):
-            # Keras sums gradients over the devices when it applies them. Ours are the whole batch's already, on
-            # every device. And it can't write moving averages over variables of several: `_train_step` does.
-            optimizer._all_reduce_sum_gradients = list
-            optimizer._overwrite_model_variables_with_average_value = lambda variables: None
+        tf_update.prepare(program.optimizer)
         # XLA makes one program of the loop over steps where compile(jit_compile=True) asks for it. For one logical
         # replica only: XLA rounds otherwise, so whether it compiles must not follow from the devices.
         self._xla = program.jit_compile and program.replicas == 1 and not self._in_tree_order
@@ -166,21 +161,12 @@ class TFDistribute(Strategy):
         triples = zip(self._objective.state_variables, state, sums.mean_state(state, replicas), strict=True)
         moved = [(variable, new) for variable, old, new in triples if new is not old]
         assign(*([each[i] for each in moved] for i in range(2)))
-        optimizer.apply(sums.mean_gradients(model.trainable_variables, replicas), model.trainable_variables)
-        for each in each_of(optimizer):
-            self._average(each)
+        trained = model.trainable_variables
+        tf_update.update(optimizer, sums.mean_gradients(trained, replicas), trained)
         if self._objective.skips:
             after = [tf.convert_to_tensor(v) for v in self._undone]
             assign(self._undone, [tf.where(outcome.healthy, a, b) for a, b in zip(after, before, strict=True)])
         return outcome
-
-    def _average(self, optimizer: Any) -> None:
-        """Writes the optimizer's moving averages, as constraints allow them, over the variables where that is due."""
-        if optimizer.ema_overwrite_frequency and (pairs := averages(optimizer)):
-            due = tf.convert_to_tensor(optimizer.iterations) % optimizer.ema_overwrite_frequency == 0
-            read = [(variable, *map(tf.convert_to_tensor, (variable, average))) for variable, average in pairs]
-            new = [tf.where(due, (v.constraint or tf.identity)(average), value) for v, value, average in read]
-            assign([variable for variable, _ in pairs], new)
 
     @property
     def _undone(self) -> list[Any]:
