@@ -1407,6 +1407,9 @@ def test_the_optimizer_of_a_compiled_model(project):
     assert "learning_rate: 0.01" in said and "0.02" in said
     trainer(*flags, "--steps=40", f"--run_dir={project / 'cut'}", cwd=project)
     assert summary(project / "cut")["weights_sha256"] == summary(runs[1])["weights_sha256"]
+    scaled = project / "scaled"
+    trainer(*flags, "--precision=mixed_float16", "--steps=40", f"--run_dir={scaled}", cwd=project)
+    assert deviation(curve(runs[1]), curve(scaled)) <= 0.02
     for factor in (None, 1024.0):  # it scales the loss, and the gradients back
         model = f"--model=my_project:linear(factor={factor})"
         trainer("--backend=jax", model, "--steps=10", f"--run_dir={project / str(factor)}", cwd=project)

@@ -167,10 +167,9 @@ def describe(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
 
 
 def each_of(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
-    """The optimizers that a wrapper wraps, each with a learning rate of its own; else the optimizer alone."""
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
-        return list(optimizer.optimizers)
-    return [getattr(optimizer, "inner_optimizer", optimizer)]
+    """The optimizers that wrappers wrap, each with a learning rate of its own; else the optimizer alone."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return list(inner.optimizers) if isinstance(inner, keras.optimizers.MultiOptimizer) else [inner]
 
 
 def averages(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
