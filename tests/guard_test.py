@@ -185,6 +185,18 @@ def test_steps_whose_scaled_loss_overflows_are_steps(backend, tmp_path):
         assert rates == pytest.approx(1e-3 * np.minimum(1, counted / 30))
 
 
+@pytest.mark.parametrize(("backend", "on_nan"), [("tensorflow", "rollback"), ("jax", "skip")])
+def test_moving_averages_begin_at_the_variables(backend, on_nan, tmp_path):
+    """Whichever of the first steps are left out: from Keras's zeros, they would be a hundredth of them here."""
+    (tmp_path / "overflowing.py").write_text(OVERFLOWING)
+    poisoned = f"--dataset=tests.poisoned:load(examples={order.order(0, [5], 1437).tolist()})"
+    average = "--optimizer=adam(use_ema=True,ema_momentum=0.999)"
+    flags = (f"--backend={backend}", "--model=overflowing:build", poisoned, average, "--learning_rate=1e-5")
+    trainer(*flags, "--steps=10", "--log_every=1", f"--on_nan={on_nan}", "--run_dir=run", cwd=tmp_path)
+    final = summary(tmp_path / "run")["final"]
+    assert final["test_loss"] == pytest.approx(final["loss"], rel=0.3)
+
+
 @pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=pytest.mark.long), "jax"])
 def test_all_that_an_optimizer_keeps_is_kept_where_the_loss_is_scaled(backend, tmp_path):
     """Nadam makes a variable that Keras does not see where it is wrapped: each start had it anew, or it stood still."""

@@ -207,6 +207,12 @@ class Program:
         with mock.patch.object(keras.Variable, "assign", assigning):
             yield before
 
+    def begin_averages(self) -> None:
+        """Has moving averages begin at the variables: Keras's are zeros until a first step, which may be left out."""
+        for each in optimizers.each_of(self.optimizer):
+            for variable, average in optimizers.averages(each):
+                self.assign(average, self.to_host(variable).__getitem__)
+
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         """Has the moving averages of variables in their place, where the optimizer keeps some: to judge and to export.

@@ -110,6 +110,7 @@ class Recovery:
             path, manifest = initial.find(self._config.initialize_from, self._peers)
             initial.read_model_variables(path, self._program, manifest)
             origin = f"initial weights from {path}"
+        self._program.begin_averages()
         return Restored(0, Progress(self._program.objective.no_totals()), origin)
 
     def _load_newest(self, nth: int = 1) -> tuple[pathlib.Path, dict[str, Any]] | None:
