@@ -185,6 +185,31 @@ def test_steps_whose_scaled_loss_overflows_are_steps(backend, tmp_path):
         assert rates == pytest.approx(1e-3 * np.minimum(1, counted / 30))
 
 
+TWO = """
+import keras
+
+def build(input_shape, classes, two):
+    a, b = keras.layers.Dense(16, "relu", name="a"), keras.layers.Dense(classes, name="b")
+    model = keras.Sequential([keras.Input(input_shape), keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), a, b])
+    rate = keras.optimizers.schedules.ExponentialDecay(0.4, 2, 0.5)
+    one, other = keras.optimizers.SGD(rate), keras.optimizers.SGD(rate)
+    by_layer = keras.optimizers.MultiOptimizer(lambda variable: one if "a/" in variable.path else other)
+    model.compile(by_layer if two else one, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+"""
+
+
+@pytest.mark.parametrize(("backend", "on_nan"), [("tensorflow", "skip"), ("jax", "skip"), ("jax", "rollback")])
+def test_each_of_several_optimizers_counts_the_steps_that_are_left_out(backend, on_nan, tmp_path):
+    """As a single one does: their schedules went on from where they were, and the log told another rate."""
+    (tmp_path / "my_optimizers.py").write_text(TWO)
+    poisoned = f"--dataset=tests.poisoned:load(examples={order.order(0, [70], 1437).tolist()})"
+    for two in (True, False):
+        flags = (f"--model=my_optimizers:build({two=})", poisoned, f"--backend={backend}", f"--on_nan={on_nan}")
+        trainer(*flags, "--steps=8", "--log_every=1", "--evaluate_every=never", f"--run_dir={two}", cwd=tmp_path)
+    assert summary(tmp_path / "True")["weights_sha256"] == summary(tmp_path / "False")["weights_sha256"]
+
+
 @pytest.mark.parametrize(("backend", "on_nan"), [("tensorflow", "rollback"), ("jax", "skip")])
 def test_moving_averages_begin_at_the_variables(backend, on_nan, tmp_path):
     """Whichever of the first steps are left out: from Keras's zeros, they would be a hundredth of them here."""

@@ -172,6 +172,12 @@ def each_of(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Opti
     return list(inner.optimizers) if isinstance(inner, keras.optimizers.MultiOptimizer) else [inner]
 
 
+def counters(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """What counts the steps of a run, left out or not. What is wrapped to scale the loss counts its own alone."""
+    wrapped = [] if hasattr(optimizer, "dynamic_scale") else each_of(optimizer)
+    return list({id(each): each.iterations for each in (optimizer, *wrapped)}.values())
+
+
 def averages(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
     """(a variable, its moving average), where it keeps some: of what steps overwrite, such as float8's scales, none."""
     return [pair for pair in _averaged(optimizer) if pair[1] is not None]

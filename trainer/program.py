@@ -123,8 +123,8 @@ class Program:
 
     def count_steps(self, left_out: int) -> None:
         """Has the optimizer count steps that changed nothing, as if it had done them."""
-        counter = self.optimizer.iterations
-        counter.assign(int(keras.ops.convert_to_numpy(counter)) + left_out)
+        for counter in optimizers.counters(self.optimizer):
+            counter.assign(int(keras.ops.convert_to_numpy(counter)) + left_out)
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of the step after so many, of several optimizers the first's."""

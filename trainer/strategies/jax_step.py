@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from input_pipeline.pipeline import Batch
 from trainer.errors import UserError
 from trainer.objective.calling import beside
+from trainer.optimizers import counters
 from trainer.program import Program
 from trainer.sums import Sums, Totals, Values
 
@@ -76,8 +77,9 @@ class PureStep:
         if self._objective.skips:
             healthy = self._objective.outcome(sums).healthy
             new = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, values)
+            counting = [id(counter) for counter in counters(self._optimizer)]
             for i, variable in enumerate(self._variables.optimizer):
-                if variable is self._optimizer.iterations:  # steps count, skipped or not
+                if id(variable) in counting:  # steps count, skipped or not
                     new.optimizer[i] = optimizer[i]
         return new
 

@@ -16,7 +16,7 @@ from input_pipeline.pipeline import Pipeline
 from trainer.cluster import Cluster, resolve
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.optimizers import each_of
+from trainer.optimizers import counters, each_of
 from trainer.program import Program
 from trainer.strategies.base import Block
 from trainer.strategies.presence import Presence, addresses
@@ -87,7 +87,8 @@ class ParameterServer(TFDistribute):
         for i, outcome in enumerate(self._computed(self._train_on_worker, block, range(first, first + count))):
             totals = self._objective.add(totals, outcome, np.int32(step + i))
         # Workers that read and add at once lose counts; what is done is known here.
-        self._program.optimizer.iterations.assign(step + count)
+        for counter in counters(self._program.optimizer):
+            counter.assign(step + count)
         return totals
 
     def evaluate(self, block: Block, first: int, count: int, totals: Totals) -> Totals:

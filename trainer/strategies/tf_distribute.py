@@ -17,6 +17,7 @@ from input_pipeline.pipeline import Batch, Pipeline
 from input_pipeline.structure import map_structure
 from trainer.cluster import ALONE, Cluster
 from trainer.errors import UserError, said_by_keras
+from trainer.optimizers import counters
 from trainer.program import Program
 from trainer.strategies import tf_flops, tf_update
 from trainer.strategies.base import Block, Strategy, nothing_again, quickest
@@ -171,8 +172,8 @@ class TFDistribute(Strategy):
     @property
     def _undone(self) -> list[Any]:
         """The variables that a skipped step leaves as they were. Steps count, skipped or not."""
-        variables = self._program.variables.values()
-        return [v for v in variables if v is not self._program.optimizer.iterations]
+        counting = [id(counter) for counter in counters(self._program.optimizer)]
+        return [v for v in self._program.variables.values() if id(v) not in counting]
 
     def _evaluate_step(self, block: Block, i: Any) -> Outcome:
         sums = self._local_sums(block, i, training=False)
