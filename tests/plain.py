@@ -42,7 +42,7 @@ def build(input_shape, case):
         loss_weights={"digit": 0.3, "odd": 2.0},
         metrics={
             "digit": [keras.metrics.SparseTopKCategoricalAccuracy(3, name="top3")],
-            "odd": [keras.metrics.AUC(name="auc"), "accuracy"],
+            "odd": [keras.metrics.AUC(50, name="auc"), "accuracy"],
         },
     )
     return model
