@@ -183,7 +183,7 @@ class Group:
                     os.killpg(process.pid, signal.SIGKILL)
         for reader in self._readers:
             reader.join(timeout=5)
-        return failed
+        return PREEMPTED if self._processes[0].returncode == PREEMPTED else failed  # one may have died of the signal
 
     def _may_replace(self, index: int, code: int) -> bool:
         """Whether a process that ended is a worker that others can do without for a while."""
