@@ -70,9 +70,10 @@ def _stay(connection: Connection) -> int | None:
     told = set[int]()
 
     def tell(number: int, frame: FrameType | None) -> None:
-        if not told:
+        first = not told
+        told.add(number)  # before it is sent: another signal meanwhile would wait for the same lock
+        if first:
             connection.send(told=number)
-        told.add(number)
         if number == signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)  # the second Ctrl-C leaves at once
 
