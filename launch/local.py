@@ -35,6 +35,7 @@ from trainer.command_line import config_of
 from trainer.errors import BUSY, OK, PREEMPTED, USER_ERROR, UserError
 from trainer.monitoring import host_memory
 from trainer.processes import addresses, forks, gpus
+from trainer.processes.claims import claim
 from trainer.run_directory import split
 
 FINAL = (OK, USER_ERROR, BUSY)  # done; or what another start would meet again
@@ -233,7 +234,7 @@ def free_ports(count: int) -> list[int]:
     """Ports that are free now, and so is the one above the first, at which the processes meet.
 
     Above those that Linux gives away by itself: a connection that goes out might have one by the time that the process
-    that is to listen there has started.
+    that is to listen there has started. Of processes that ask, until they end, none is given another's.
 
     Raises:
       OSError: there are not so many.
@@ -242,6 +243,8 @@ def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as held:  # together while they are chosen, so that they differ
 
         def take(port: int) -> bool:
+            if not claim(f"port {port}"):
+                return False
             one = held.enter_context(contextlib.closing(socket.socket()))
             with contextlib.suppress(OSError):
                 one.bind(("127.0.0.1", port))

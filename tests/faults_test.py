@@ -28,6 +28,7 @@ from tests.running import (
     trainer,
     wait_for_checkpoint,
 )
+from trainer.processes.claims import claim
 from trainer.processes.connection import listen
 
 STRATEGY = {"tensorflow": "multi_worker_mirrored", "jax": "device_mesh"}
@@ -366,6 +367,23 @@ def test_a_port_in_use_is_named_with_its_holder(tmp_path):
         ran = trainer("--strategy=device_mesh", f"--run_dir={tmp_path / 'run'}", code=2, TF_CONFIG=json.dumps(config))
     assert time.monotonic() - start < 10
     assert f"127.0.0.1:{port}: can't listen there" in ran.stderr and f"held by process {os.getpid()}" in ran.stderr
+
+
+def test_two_runs_that_begin_at_once_have_no_port_in_common(tmp_path):
+    """What neither listens at yet, both find free; two gRPC servers then share it, and take in each other's processes.
+
+    Whoever asks for free ones is not given another's, before any process of it listens.
+    """
+    ports = free_ports(2)
+    asks = f"from trainer.processes.claims import claim; print([claim(f'port {{port}}') for port in {ports}])"
+    command = [sys.executable, "-c", asks]
+    other = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=True)
+    assert other.stdout == "[False, False]\n"
+    address = f"127.0.0.1:{ports[0]}"
+    assert claim(address)  # as process 0 of a run does that begins now
+    flags = ("--strategy=device_mesh", f"--cluster=0@{address},127.0.0.1:{ports[1]}", f"--run_dir={tmp_path / 'run'}")
+    ran = trainer(*flags, code=2)
+    assert f"{address}: another run on this machine, which begins now, will listen there" in ran.stderr
 
 
 @pytest.mark.long

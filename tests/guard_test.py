@@ -58,13 +58,18 @@ def test_the_log_is_json_where_a_loss_is_none(tmp_path):
 @pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=LATER)])
 def test_a_run_rolls_back_and_goes_on(backend, tmp_path):
     run = tmp_path / "run"
-    flags = (*FLAGS, POISONED, "--on_nan=rollback", f"--backend={backend}")
+    flags = (*FLAGS, POISONED, "--on_nan=rollback", f"--backend={backend}", "--callbacks=tests.poisoned:Decaying")
     out = trainer(*flags, f"--run_dir={run}").stdout
     assert out.count("rolled back: the loss or a gradient was not finite") == 3
     back = [line for line in lines(run) if "rolled_back_to" in line]
     for line, step in zip(back, steps_of(700), strict=True):
         assert line["rolled_back_to"] < step <= line["step"] and f"step {step} " in line["why"]
     assert summary(run)["step"] == 68 and summary(run)["final"]["loss"] < 2.0
+    # The rate stays as a callback has set it since the checkpoint.
+    rates = [
+        (line["learning_rate"], 1e-3 / (1 + (line["step"] - 1) * 64 // 1437)) for line in lines(run) if line.get("loss")
+    ]
+    assert rates and all(rate == pytest.approx(epochs) for rate, epochs in rates), rates
     proof = trainer("audit", f"--run_dir={run}").stdout
     assert "each was fed the examples of the run's order" in proof and proof.count("changed nothing") == 3
 
@@ -220,6 +225,8 @@ def test_moving_averages_begin_at_the_variables(backend, on_nan, tmp_path):
     trainer(*flags, "--steps=10", "--log_every=1", f"--on_nan={on_nan}", "--run_dir=run", cwd=tmp_path)
     final = summary(tmp_path / "run")["final"]
     assert final["test_loss"] == pytest.approx(final["loss"], rel=0.3)
+    start = trainer(*flags[:2], "--steps=1", "--initialize_from=run", "--run_dir=other", cwd=tmp_path)
+    assert "as its last step left them: the moving averages that it was judged by are in its export" in start.stdout
 
 
 @pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=pytest.mark.long), "jax"])

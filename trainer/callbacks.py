@@ -38,6 +38,9 @@ class Callbacks(keras.callbacks.CallbackList):
       specs: what each was made from.
       program: what is trained.
       told: params, as fit() gives them.
+
+    Attributes:
+      constants: what they may not change, and what a rollback leaves as they have set it.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class Callbacks(keras.callbacks.CallbackList):
         super().__init__(list(callbacks), model=program.model, **told)
         self._specs, self._program = list(specs), program
         self._fresh: list[dict[str, Any]] = []
-        self._constants = Constants(program, self._specs)
+        self.constants = Constants(program, self._specs)
 
     def begin(self, epoch: int, saved: list[dict[str, Any]] | None) -> bool:
         """Begins a start of the run.
@@ -96,7 +99,7 @@ class Callbacks(keras.callbacks.CallbackList):
             super().on_epoch_end(epoch, logs)
 
     def _checked(self) -> contextlib.AbstractContextManager[None]:
-        return self._constants.kept() if self.callbacks else contextlib.nullcontext()
+        return self.constants.kept() if self.callbacks else contextlib.nullcontext()
 
     def _remembered(self, saved: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
         """The memory of each: of the same one in the same place, or else of the only one of its name."""
@@ -127,12 +130,9 @@ def _go_on(log: keras.callbacks.CSVLogger, epoch: int) -> None:
     """Keeps the lines of the epochs before one, where Keras's would begin the file anew, or tell epochs twice."""
     log.append = True
     with contextlib.suppress(FileNotFoundError), open(log.filename, "r+", encoding="utf-8") as file:
-        lines = file.readlines()
-        firsts = [line.partition(log.sep)[0] for line in lines]
+        numbered = [(line.partition(log.sep)[0], line) for line in file]
         file.seek(0)
-        file.writelines(
-            line for line, first in zip(lines, firsts, strict=True) if not first.isdigit() or int(first) < epoch
-        )
+        file.writelines(line for number, line in numbered if not number.isdigit() or int(number) < epoch)
         file.truncate()
 
 

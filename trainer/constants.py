@@ -6,6 +6,7 @@ from typing import Any
 from unittest import mock
 
 import keras
+import numpy as np
 
 from trainer import optimizers
 from trainer.errors import UserError
@@ -34,7 +35,9 @@ class Constants:
         each = [program.model, *layers, *optimizers.each_of(program.optimizer), *losses]
         # Those that they have when the run begins: what callbacks note in a model is no matter.
         self._plain = [(thing, name) for thing in each for name in _plain(thing)]
-        self._assigned = dict[int, keras.Variable]()  # by callbacks, by id
+        rates = [rate for rate in self._optimizers[1:] if isinstance(rate, keras.Variable)]
+        # What callbacks have assigned to, by id, and numbers with the last values. Rates: before this start, perhaps.
+        self._assigned: dict[int, tuple[keras.Variable, Any]] = {id(v): (v, program.to_host(v)) for v in rates}
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -46,7 +49,7 @@ class Constants:
         before, assign = self._plain_now(), keras.Variable.assign
 
         def assigning(variable: keras.Variable, value: Any) -> Any:
-            self._assigned[id(variable)] = variable
+            self._assigned[id(variable)] = variable, value if variable.shape == () else None
             return assign(variable, value)
 
         with mock.patch.object(keras.Variable, "assign", assigning):
@@ -67,10 +70,23 @@ class Constants:
         outside = {id(v) for v in self._program.objective.outside} - of_optimizer
         if theirs := self._assigned.keys() & outside:
             raise self._error(
-                f"{self._assigned[min(theirs)].path}, which call() or a loss uses, and no layer has",
+                f"{self._assigned[min(theirs)][0].path}, which call() or a loss uses, and no layer has",
                 "make it an attribute of the model or a layer, such as by add_weight(trainable=False): so its value "
                 "is seen on either backend, and is in the checkpoints",
             )
+
+    @contextlib.contextmanager
+    def numbers_left(self) -> Iterator[None]:
+        """Within it a checkpoint is restored, but for the numbers that callbacks have set and no step has changed.
+
+        Such as the learning rate: the callbacks, which are not restored, take it for set. All processes call it
+        together.
+        """
+        numbers = [(v, self._program.to_host(v), value) for v, value in self._assigned.values() if v.shape == ()]
+        yield
+        for variable, now, value in numbers:
+            if np.array_equal(now, keras.ops.convert_to_numpy(keras.ops.cast(value, variable.dtype))):
+                self._program.assign(variable, now.__getitem__)
 
     def _error(self, changed: str, fix: str) -> UserError:
         return UserError(

@@ -108,8 +108,8 @@ class Recovery:
         origin = f"initial weights from --seed={self._config.seed}"
         if self._config.initialize_from:
             path, manifest = initial.find(self._config.initialize_from, self._peers)
-            initial.read_model_variables(path, self._program, manifest)
-            origin = f"initial weights from {path}"
+            but = initial.read_model_variables(path, self._program, manifest)
+            origin = f"initial weights from {path}{but}"
         self._program.begin_averages()
         return Restored(0, Progress(self._program.objective.no_totals()), origin)
 

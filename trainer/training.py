@@ -165,7 +165,7 @@ class Training:
     def _go_back(self, trouble: str, line: Line) -> None:
         """Goes on with the variables of the last good checkpoint; the steps since then count as done."""
         nth = self._guard.go_back()
-        with self._ledger("roll back"):
+        with self._ledger("roll back"), self._callbacks.constants.numbers_left():
             step = self.recovery.roll_back(nth) if nth else None
             if step is None:
                 raise self._guard.error(trouble, self.recovery.last_good)

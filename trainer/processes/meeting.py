@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from trainer.cluster import Cluster
 from trainer.errors import PEER_LOST, USER_ERROR, UserError
+from trainer.processes.claims import claim
 from trainer.processes.connection import Connection, listen, send_all
 
 _LATE = 8.0  # seconds for which those that come late to a meeting that failed are told so
@@ -27,7 +28,11 @@ def meet(cluster: Cluster, patience: float) -> list[Connection]:
 def _wait_for_all(cluster: Cluster, patience: float) -> list[Connection]:
     host, port = cluster.meeting
     # gRPC's servers share a port without a word: another run's coordinator there would take this one's for its own.
-    listen(cluster.bind_host, int(cluster.addresses[0].rpartition(":")[2]), cluster.source).close()
+    own = f"{cluster.bind_host or '*'}:{cluster.addresses[0].rpartition(':')[2]}"
+    listen(cluster.bind_host, int(own.rpartition(":")[2]), cluster.source).close()
+    if not claim(own):
+        fix = "start this one again, or give it another port"
+        raise UserError(cluster.source, own, "another run on this machine, which begins now, will listen there", fix)
     listening = listen(cluster.bind_host, port, cluster.source)
     found: dict[int, Connection] = {}
     deadline, said = time.monotonic() + patience, time.monotonic()

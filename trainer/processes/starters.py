@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import sys
 import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -55,13 +56,18 @@ def processes(environment: Mapping[str, str]) -> Started | None:
                 f"{starter} tells no process of several hosts where the others are",
                 "set MASTER_ADDR for all of them to the host of process 0 (docs/clusters.md), or start them by srun",
             )
-        hosts = ["127.0.0.1"] * count
+        start = environment.get("PMIX_NAMESPACE") or (_parent() if on_one else environment.get("MASTER_PORT"))
+        digest = zlib.crc32(f"{start} {environment.get('TORCHELASTIC_RESTART_COUNT', 0)}".encode())
+        hosts = [_loopback(digest)] * count
         if not on_one:
             hosts = [f"[{first}]" if first.count(":") > 1 else first, *[UNKNOWN] * (count - 1)]
-        start = environment.get("PMIX_NAMESPACE") or (_parent() if on_one else environment.get("MASTER_PORT"))
-        start = f"{start} {environment.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-        return Started(starter, hosts, number, zlib.crc32(start.encode()))
+        return Started(starter, hosts, number, digest)
     return None
+
+
+def _loopback(digest: int) -> str:
+    """An address of this machine. Of Linux's millions, starts at the same time have different ones: ports are fewer."""
+    return f"127.{digest >> 24}.{digest >> 16 & 255}.1" if sys.platform == "linux" else "127.0.0.1"
 
 
 def _parent() -> int:

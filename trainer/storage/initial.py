@@ -13,8 +13,11 @@ from trainer.program import Program
 from trainer.storage import hdf5, saving
 
 
-def read_model_variables(path: pathlib.Path, program: Program, manifest: dict[str, Any]) -> None:
+def read_model_variables(path: pathlib.Path, program: Program, manifest: dict[str, Any]) -> str:
     """Loads the model's variables of another run's checkpoint; the optimizer begins with them.
+
+    Returns:
+      what of the other run is not taken though it was judged by it, in words; '' if nothing.
 
     Raises:
       UserError: the other run's model has other variables, which are named; or the checkpoint can't be read.
@@ -53,6 +56,8 @@ def read_model_variables(path: pathlib.Path, program: Program, manifest: dict[st
         raise UserError("initialize_from", path, f"can't be read: {error}", "give another checkpoint") from None
     for copy, variable in copies:
         program.assign(copy, program.to_host(variable).__getitem__)
+    averaged = any(k.startswith("optimizer/") and k.endswith("_average") for k in manifest["variables"])
+    return ", as its last step left them: the moving averages that it was judged by are in its export" * averaged
 
 
 def find(where: str, peers: Peers) -> tuple[pathlib.Path, dict[str, Any]]:
