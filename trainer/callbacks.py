@@ -78,6 +78,7 @@ class Callbacks(keras.callbacks.CallbackList):
         if saved is not None and None not in remembered:
             for variable, value in before:  # what they do at an epoch's begin was done before the checkpoint
                 self._program.assign(variable, value.__getitem__)
+        self.constants.note_numbers()
         return saved is None or [each.get("spec") for each in saved] == self._specs
 
     def _recall(self, memories: Sequence[dict[str, Any] | None]) -> None:

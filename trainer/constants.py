@@ -37,7 +37,7 @@ class Constants:
         self._plain = [(thing, name) for thing in each for name in _plain(thing)]
         rates = [rate for rate in self._optimizers[1:] if isinstance(rate, keras.Variable)]
         # What callbacks have assigned to, by id, and numbers with the last values. Rates: before this start, perhaps.
-        self._assigned: dict[int, tuple[keras.Variable, Any]] = {id(v): (v, program.to_host(v)) for v in rates}
+        self._assigned: dict[int, tuple[keras.Variable, Any]] = {id(v): (v, None) for v in rates}
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -74,6 +74,12 @@ class Constants:
                 "make it an attribute of the model or a layer, such as by add_weight(trainable=False): so its value "
                 "is seen on either backend, and is in the checkpoints",
             )
+
+    def note_numbers(self) -> None:
+        """Takes numbers for set by callbacks as they are: a start puts back what callbacks do anew when it begins."""
+        for variable, _ in self._assigned.values():
+            if variable.shape == ():
+                self._assigned[id(variable)] = variable, self._program.to_host(variable)
 
     @contextlib.contextmanager
     def numbers_left(self) -> Iterator[None]:
