@@ -1,5 +1,6 @@
 """A loss that is not finite, or leaps: stop, skip, roll back. Checkpoints that are kept; deadlines."""
 
+import csv
 import json
 import time
 
@@ -49,7 +50,7 @@ def test_the_log_is_json_where_a_loss_is_none(tmp_path):
     trainer(*flags, f"--steps={step}")
     for text in [*(run / "metrics.jsonl").read_text().splitlines(), (run / "summary.json").read_text()]:
         json.loads(text, parse_constant=refused)
-    assert lines(run)[-1]["loss"] is None and summary(run)["final"]["loss"] is None
+    assert lines(run)[-1]["loss"] is lines(run)[-1]["accuracy"] is summary(run)["final"]["loss"] is None
     trainer("report", f"--run_dir={run}")
     assert "<td>loss<td>nan<tr>" in (run / "report.html").read_text()
     trainer(*flags, f"--steps={step + 1}")  # goes on
@@ -72,6 +73,14 @@ def test_a_run_rolls_back_and_goes_on(backend, tmp_path):
     assert rates and all(rate == pytest.approx(epochs) for rate, epochs in rates), rates
     proof = trainer("audit", f"--run_dir={run}").stdout
     assert "each was fed the examples of the run's order" in proof and proof.count("changed nothing") == 3
+
+
+def test_callbacks_are_told_of_an_epoch_all_of_which_is_left_out(tmp_path):
+    """They look for 'loss' in its logs: there is none, which is no number."""
+    flags = ("--backend=jax", *FLAGS[:1], POISONED, "--on_nan=rollback", "--log_every=1epoch", "--epochs=1")
+    trainer(*flags, f"--callbacks=CSVLogger(filename='{tmp_path / 'log.csv'}')", f"--run_dir={tmp_path / 'run'}")
+    (row,) = csv.DictReader((tmp_path / "log.csv").open())
+    assert row["loss"] == row["accuracy"] == "nan" and float(row["val_loss"]) > 0
 
 
 def test_a_run_that_only_rolls_back_ends(tmp_path):

@@ -1,6 +1,7 @@
 """Lines of the log: what the steps since the line before come to."""
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -103,14 +104,21 @@ class Log:
             self.epoch = line.totals if self.epoch is None else self.epoch.plus(line.totals)
 
     def end_epoch(self) -> dict[str, float]:
-        """What the lines since the epoch began come to, as fit() tells callbacks; and begins the next."""
-        totals, self.epoch = self.epoch, None
-        return self._metrics(totals) if totals else {}
+        """What the lines since the epoch began come to, as fit() tells callbacks; and begins the next.
+
+        No numbers where all its steps were left out: that there are 'loss' and the others, callbacks rely on.
+        """
+        if not self._parts.config.callbacks:
+            return {}
+        totals, self.epoch = self.epoch or self._parts.program.objective.no_totals(), None
+        return self._results(totals)
 
     def _metrics(self, totals: Totals) -> dict[str, float]:
-        if not any(totals.counted[:2]):
-            return {}
-        return self._parts.strategy.aside(functools.partial(self._parts.program.objective.results, totals))
+        return self._results(totals) if any(totals.counted[:2]) else {}
+
+    def _results(self, totals: Totals) -> dict[str, float]:
+        found = self._parts.strategy.aside(functools.partial(self._parts.program.objective.results, totals))
+        return found if totals.counted.steps else dict.fromkeys(found, math.nan)  # Keras's of nothing would be 0
 
     def facts(self, line: Line) -> dict[str, Any]:
         """What metrics.jsonl says of a line beside its metrics; all processes call it together."""
