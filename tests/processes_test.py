@@ -382,17 +382,23 @@ def test_slurm_s_node_lists():
 
 
 def test_jobs_of_slurm_that_share_a_node_have_ports_of_their_own():
-    def ports(job, tasks, step=0):
+    def cluster_of(job, tasks, step=0):
         numbers = {"JOB_ID": job, "STEP_ID": step, "PROCID": 0, "STEP_NUM_TASKS": tasks, "STEP_TASKS_PER_NODE": tasks}
         told = {f"SLURM_{name}": str(number) for name, number in numbers.items()}
-        cluster = resolve("", told | {"SLURM_STEP_NODELIST": "n1"})
+        return resolve("", told | {"SLURM_STEP_NODELIST": "n1"})
+
+    def ports(*of):
+        cluster = cluster_of(*of)
         return {int(address.rpartition(":")[2]) for address in cluster.addresses} | {cluster.meeting[1]}
 
     for tasks in (2, 8, 64):
         jobs = [ports(70_000 + job, tasks) for job in range(4096 // (2 * tasks))]
         assert len(set().union(*jobs)) == len(jobs) * (tasks + 1)
-        assert not ports(70_000, tasks) & ports(70_000, tasks, step=1)
+        assert not ports(70_000, tasks) & ports(70_000, tasks, 1)
         assert min(map(min, jobs)) >= 61_440 and max(map(max, jobs)) < 65_536
+    # There are not as many ports as jobs: those of one node also have loopback addresses of their own.
+    same = [cluster_of(70_000 + 1024 * job, 2) for job in range(64)]
+    assert len({each.meeting[1] for each in same}) == 1 and len({each.meeting[0] for each in same}) == 64
 
 
 def test_doctor_says_who_one_is_and_meets_the_others(tmp_path):

@@ -1,5 +1,6 @@
 """Addresses of processes, 'host:port': what is wrong with those that are given, and ports where none are."""
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -42,6 +43,15 @@ def of(hosts: Sequence[str], start: int) -> list[str]:
     # A port of its own for each, whatever its host, for several names may be one machine's.
     block = 1 << len(hosts).bit_length()  # one more than processes, to meet at
     return [f"{host}:{FIRST + (start * block + i) % _COUNT}" for i, host in enumerate(hosts)]
+
+
+def loopback(start: int) -> str:
+    """The host of all processes of a start on one machine: ports are few, but of Linux's loopback addresses few alike.
+
+    Args:
+      start: a number of the start's; of its 32 bits, the upper half.
+    """
+    return f"127.{start >> 24 & 255}.{start >> 16 & 255}.1" if sys.platform == "linux" else "127.0.0.1"
 
 
 def unknown(first: str, count: int) -> list[str]:

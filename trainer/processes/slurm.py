@@ -1,6 +1,7 @@
 """The tasks of a Slurm step as the processes of a run: who they are, where, and at which ports."""
 
 import re
+import zlib
 from collections.abc import Mapping
 
 from trainer.errors import UserError
@@ -33,6 +34,8 @@ def processes(environment: Mapping[str, str]) -> tuple[list[str], int] | None:
         dealt = environment.get("SLURM_DISTRIBUTION", "cyclic")
         reason = f"has task {rank} on {here}, where tasks of consecutive numbers would be on {hosts[rank]}"
         raise UserError("SLURM_DISTRIBUTION", dealt, reason, "start them by srun --distribution=block")
+    if len(nodes) == 1:
+        hosts = [addresses.loopback(zlib.crc32(f"{job} {step}".encode()))] * tasks
     return addresses.of(hosts, job + _APART * step), rank
 
 

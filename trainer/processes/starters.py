@@ -3,12 +3,12 @@
 import contextlib
 import os
 import pathlib
-import sys
 import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from trainer.errors import UserError
+from trainer.processes import addresses
 from trainer.processes.addresses import UNKNOWN
 
 # starter: (how many, which of them, how many on this host)
@@ -58,16 +58,11 @@ def processes(environment: Mapping[str, str]) -> Started | None:
             )
         start = environment.get("PMIX_NAMESPACE") or (_parent() if on_one else environment.get("MASTER_PORT"))
         digest = zlib.crc32(f"{start} {environment.get('TORCHELASTIC_RESTART_COUNT', 0)}".encode())
-        hosts = [_loopback(digest)] * count
+        hosts = [addresses.loopback(digest)] * count
         if not on_one:
             hosts = [f"[{first}]" if first.count(":") > 1 else first, *[UNKNOWN] * (count - 1)]
         return Started(starter, hosts, number, digest)
     return None
-
-
-def _loopback(digest: int) -> str:
-    """An address of this machine. Of Linux's millions, starts at the same time have different ones: ports are fewer."""
-    return f"127.{digest >> 24}.{digest >> 16 & 255}.1" if sys.platform == "linux" else "127.0.0.1"
 
 
 def _parent() -> int:
