@@ -8,6 +8,7 @@ import textwrap
 import pytest
 
 from tests.forks import trainer
+from tests.running import summary
 from trainer import backend
 from trainer.errors import UserError
 
@@ -1077,6 +1078,20 @@ def test_mistake(flags, said, project):
     assert err.count("onecurve: ") == 1 and "Fix: " in err and "Traceback" not in err
     for words in said:
         assert words in err
+
+
+def test_what_was_refused_is_mended_in_its_directory(project):
+    """Before its steps are compiled, or by that, when a first checkpoint is there already; what was trained is kept."""
+    flags = ("--backend=jax", "--run_dir=run", "--steps=3")
+    trainer(*flags, "--initialize_from=nowhere", code=2, cwd=project)
+    refused = trainer(*flags, "--model=user_project:jitted", code=2, cwd=project)
+    assert [path.name for path in (project / "run/checkpoints").iterdir()] == ["00000000"]
+    trainer(*flags, "--model=user_project:jitted", "--seed=1", code=2, cwd=project)
+    mended = trainer(*flags, "--model=dense", cwd=project)
+    anew = "nothing was trained there yet"
+    assert anew not in refused.stdout and mended.stdout.count(anew) == 1 and summary(project / "run")["starts"] == 1
+    assert "holds another run" in trainer(*flags, "--model=dense", "--seed=1", code=2, cwd=project).stderr
+    assert "is not what the run in" in trainer(*flags, "--model=mlp", code=2, cwd=project).stderr
 
 
 def test_the_environment_contradicts(project):

@@ -196,14 +196,8 @@ def create(specs: Sequence[str], program: Program, dataset: Dataset, clock: Cloc
                 "evaluations, pictures and exports are of them",
                 "leave it out",
             )
-        rates = [optimizer._learning_rate for optimizer in optimizers.each_of(program.optimizer)]
-        if isinstance(callback, _SETTING) and not all(isinstance(rate, keras.Variable) for rate in rates):
-            raise UserError(
-                "callbacks",
-                spec,
-                "sets the learning rate, and that follows a schedule already",
-                "leave one of the two out: --schedule=constant, without warmup_steps, leaves the rate to callbacks",
-            )
+        if isinstance(callback, _SETTING) and (why := optimizers.why_no_rate_can_be_set(program.optimizer)):
+            raise UserError("callbacks", spec, *why)
         watched = getattr(callback, "monitor", None)
         if isinstance(watched, str) and watched not in (names := _logged(program, dataset, clock)):
             raise UserError(

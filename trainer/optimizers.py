@@ -172,6 +172,22 @@ def each_of(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Opti
     return list(inner.optimizers) if isinstance(inner, keras.optimizers.MultiOptimizer) else [inner]
 
 
+def why_no_rate_can_be_set(optimizer: keras.optimizers.Optimizer) -> tuple[str, str] | None:
+    """Why Keras's callbacks can't set its learning rate, and what to do, in words; None if they can."""
+    if not all(isinstance(each._learning_rate, keras.Variable) for each in each_of(optimizer)):
+        return (
+            "sets the learning rate, and that follows a schedule already",
+            "leave one of the two out: --schedule=constant, without warmup_steps, leaves the rate to callbacks",
+        )
+    if not (hasattr(optimizer, "learning_rate") or hasattr(optimizer, "optimizers")):
+        return (
+            "sets the learning rate, and does not find those of a MultiOptimizer that is wrapped to scale the loss",
+            "compute in another precision, or set them by a callback of your own, which finds each of "
+            "self.model.optimizer.inner_optimizer.optimizers",
+        )
+    return None
+
+
 def counters(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """What counts the steps of a run, left out or not. What is wrapped to scale the loss counts its own alone."""
     wrapped = [] if hasattr(optimizer, "dynamic_scale") else each_of(optimizer)

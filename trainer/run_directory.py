@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pathlib
+import shutil
 from types import TracebackType
 from typing import Any, Self
 
@@ -43,6 +44,7 @@ class RunDirectory:
         self.deadline, self.exports = self.path / "deadline", self.path / "export"
         self._config, self._definition = config, self.path / "definition.json"
         self._lock = Lock(self.path / "lock")
+        self._facts: dict[str, Any] = {}  # of what was admitted
 
     def __enter__(self) -> Self:
         if self.checkpoint:
@@ -123,7 +125,7 @@ class RunDirectory:
         """Compares the flags with the run that is here.
 
         Returns:
-          The run's number of logical replicas; 0 in a new directory.
+          The run's number of logical replicas; 0 in a new directory, or where nothing was trained by other flags.
 
         Raises:
           UserError: the directory holds another run; each difference is named.
@@ -132,10 +134,12 @@ class RunDirectory:
         if recorded is None:
             return 0
         given, known = self._config.definition(), dict(recorded["flags"])
-        given["model"] = known["model"]  # `record` compares what the model comes to, not how it is spelt
+        given["model"] = known["model"]  # `check` compares what the model comes to, not how it is spelt
         if not self._config.replicas:
             given["replicas"] = known["replicas"]
         differing = [k for k in known.keys() | given.keys() if known.get(k) != given.get(k)]
+        if differing and self._begins_anew():
+            return 0
         if differing:
             table = "".join(f"\n    --{k}: {known.get(k)} there, {given.get(k)} now" for k in sorted(differing))
             raise UserError(
@@ -146,32 +150,53 @@ class RunDirectory:
             )
         return int(known["replicas"])
 
-    def record(self, replicas: int, facts: dict[str, Any]) -> None:
-        """Writes definition.json and run.flags for a new run; checks the facts of a known one.
+    def check(self, facts: dict[str, Any]) -> None:
+        """Raises UserError where facts are not those that `record` has written: what differs is named."""
+        known = self.definition()
+        if known is None:
+            return
+        for fact, now in facts.items():
+            flag = "dataset" if fact == "data" else "model"
+            _compare(flag, getattr(self._config, flag), self.path, known.get(fact), now)
+
+    def admit(self, facts: dict[str, Any]) -> None:
+        """As `check`, before a start trains; where nothing was trained yet, the directory is a new one again.
 
         Args:
-          replicas: the run's resolved number of logical replicas.
           facts: what the flags came to: 'variables' (path -> [shape, dtype]), 'data' and the like.
-
-        Raises:
-          UserError: the model or the data are not what they were; the differing entries are named.
         """
+        self._facts = facts
+        if self._owner:
+            try:
+                self.check(facts)
+            except UserError:
+                if not self._begins_anew():
+                    raise
+
+    def _begins_anew(self) -> bool:
+        """Whether no step is kept here, or told of: what was refused so far may be mended. What it left is removed."""
+        kept = {path.name for path in self.checkpoints.glob("[!.]*")} - {f"{0:08d}"}
+        if kept or (self.metrics.exists() and self.metrics.stat().st_size):
+            return False
+        if self._owner:
+            print(
+                f"run_dir  {self.path}: nothing was trained there yet; it is begun anew, as it is given now", flush=True
+            )
+            for folder in (self.checkpoints, self.starts, self.tensorboard):
+                shutil.rmtree(folder)
+                folder.mkdir()
+            self._definition.unlink()
+        return True
+
+    def record(self, replicas: int) -> None:
+        """Writes run.flags, and a new run's definition.json, with its V: from here on the directory is no other's."""
         if not self._owner:
             return
         if self.definition() is None:
             flags = self._config.definition() | {"replicas": replicas}
-            replace(self._definition, json.dumps({"flags": flags, **facts}, indent=1, sort_keys=True))
-        else:
-            self.check(facts)
+            replace(self._definition, json.dumps({"flags": flags, **self._facts}, indent=1, sort_keys=True))
         # The newest start's flags, for where it runs and how long may change; of the bytes that the command line had.
         replace(self.path / "run.flags", os.fsencode("".join(f"{line}\n" for line in self._config.to_flags())))
-
-    def check(self, facts: dict[str, Any]) -> None:
-        """Raises UserError where facts are not those that `record` has written: what differs is named."""
-        known = self.definition() or {}
-        for fact, now in facts.items():
-            flag = "dataset" if fact == "data" else "model"
-            _compare(flag, getattr(self._config, flag), self.path, known.get(fact), now)
 
 
 def replace(path: pathlib.Path, content: str | bytes, wait: bool = True) -> None:

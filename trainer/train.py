@@ -18,7 +18,7 @@ def run(config: Config, peers: Peers) -> int:
     with RunDirectory(config, peers.cluster.is_chief) as directory:
         with ledger("build"):
             parts = assemble(config, peers, directory.check_flags())  # where, what
-            directory.record(parts.program.replicas, printout.facts(parts))
+            directory.admit(printout.facts(parts))
             training = Training(parts, directory, ledger)  # since when, how it is going
         pipeline = training.pipeline
         if training.owed:

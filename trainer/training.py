@@ -75,11 +75,10 @@ class Training:
         self._callbacks = keras_callbacks.create(config.callbacks, parts.program, parts.dataset, self.clock, chief)
         if not self._callbacks.begin(self.clock.epochs_ended(self.step) - ("epoch" in self.owed), progress.callbacks):
             self.stopped = False
-            self.reporting.say(
-                "the callbacks are not those of the checkpoint: those of other names have no memory of the run"
-            )
+            self.reporting.say("callbacks have changed: those of other names than before have no memory of the run")
         self._tracing = Tracing(config, parts.strategy, directory.tensorboard, parts.peers.cluster.index)
         self._tracing.at(self.step, self.ended)
+        directory.record(parts.program.replicas)  # not before: what was refused so far is no run
         if not self.step:
             self.save({})  # from here on there is always a good checkpoint
 
