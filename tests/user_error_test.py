@@ -1083,6 +1083,9 @@ def test_mistake(flags, said, project):
 def test_what_was_refused_is_mended_in_its_directory(project):
     """Before its steps are compiled, or by that, when a first checkpoint is there already; what was trained is kept."""
     flags = ("--backend=jax", "--run_dir=run", "--steps=3")
+    for path in ("run", "elsewhere"):
+        (project / path).mkdir()
+    (project / "run/checkpoints").symlink_to(project / "elsewhere")  # another disk, say
     trainer(*flags, "--initialize_from=nowhere", code=2, cwd=project)
     refused = trainer(*flags, "--model=user_project:jitted", code=2, cwd=project)
     assert [path.name for path in (project / "run/checkpoints").iterdir()] == ["00000000"]

@@ -179,12 +179,10 @@ class RunDirectory:
         if kept or (self.metrics.exists() and self.metrics.stat().st_size):
             return False
         if self._owner:
-            print(
-                f"run_dir  {self.path}: nothing was trained there yet; it is begun anew, as it is given now", flush=True
-            )
+            print(f"run_dir  {self.path}: nothing was trained there yet; begun anew, as it is given now", flush=True)
             for folder in (self.checkpoints, self.starts, self.tensorboard):
-                shutil.rmtree(folder)
-                folder.mkdir()
+                for path in folder.iterdir():  # the folder stays: it may be a link to another disk
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             self._definition.unlink()
         return True
 

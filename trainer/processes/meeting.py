@@ -28,9 +28,9 @@ def meet(cluster: Cluster, patience: float) -> list[Connection]:
 def _wait_for_all(cluster: Cluster, patience: float) -> list[Connection]:
     host, port = cluster.meeting
     # gRPC's servers share a port without a word: another run's coordinator there would take this one's for its own.
-    own = f"{cluster.bind_host or '*'}:{cluster.addresses[0].rpartition(':')[2]}"
-    listen(cluster.bind_host, int(own.rpartition(":")[2]), cluster.source).close()
-    if not claim(own):
+    own_port = int(cluster.addresses[0].rpartition(":")[2])
+    listen(cluster.bind_host, own_port, cluster.source).close()
+    if not claim(own := f"{cluster.bind_host or '*'}:{own_port}"):
         fix = "start this one again, or give it another port"
         raise UserError(cluster.source, own, "another run on this machine, which begins now, will listen there", fix)
     listening = listen(cluster.bind_host, port, cluster.source)
