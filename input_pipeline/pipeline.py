@@ -63,7 +63,7 @@ class Pipeline:
     pace: float = 0.0
 
     def __post_init__(self) -> None:
-        self.error: Exception | None = None  # what the source raised
+        self.error: BaseException | None = None  # what the source raised
         self._fed: dict[int, npt.NDArray[np.uint64]] = {}  # block: for each of its steps, checksum of our shares' ids
         self._lock = threading.Lock()
         self._whole: tuple[int, Example] = (-1, ())  # of streamed data: the last block that was read
@@ -141,7 +141,7 @@ class Pipeline:
     def _noting(self, read: Callable[[int], Batch], index: int) -> Batch:
         try:
             return read(index)
-        except Exception as error:
+        except BaseException as error:
             self.error = self.error or error
             raise
 

@@ -37,13 +37,20 @@ def check_same(source: Source, augment: Callable[[Example, Any], Example] | None
     few = np.arange(min(len(source), 4))
     first = changed(few)
     for ids in [few] if is_streamed(source) else [few[::-1], few[-1:]]:
-        if not all(_close(a[ids], b) for a, b in zip(first, changed(ids), strict=True)):
+        again = changed(ids)
+        if all(_close(a[ids], b) for a, b in zip(first, again, strict=True)):
+            continue
+        if all(map(_close, first, again)):
             raise DataError(
-                f"examples {ids.tolist()} are others when they are read again. A source is a function of the id: draw "
-                "what changes from pass to pass in the dataset's `augment`, by its keys; shuffle a tf.data.Dataset "
-                "once, by .shuffle(n, seed=0, reshuffle_each_iteration=False) (of folders by Keras: shuffle=False); "
-                "return a new array each time, not one that is filled anew"
+                f"read({ids.tolist()}) gives examples in another order: row i is to be the example of ids[i]. Where a "
+                "file wants them sorted: needed, where = np.unique(ids, return_inverse=True), and file[needed][where]"
             )
+        raise DataError(
+            f"examples {ids.tolist()} are others when they are read again. A source is a function of the id: draw "
+            "what changes from pass to pass in the dataset's `augment`, by its keys; shuffle a tf.data.Dataset "
+            "once, by .shuffle(n, seed=0, reshuffle_each_iteration=False) (of folders by Keras: shuffle=False); "
+            "return a new array each time, not one that is filled anew"
+        )
     theirs = [each for each in (source, augment) if each is not None and not _is_ours(each)]
     if theirs and not is_streamed(source):
         _check_beside(changed, np.unique(np.linspace(0, len(source) - 1, _THREADS).astype(np.int64)))

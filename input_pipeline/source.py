@@ -149,7 +149,7 @@ def _spec_of(same: _Same) -> Example:
 def read(source: Source, ids: Sequence[int] | npt.NDArray[np.int64]) -> Example:
     """`source.read(ids)`, checked: (x, y) or (x, y, weight), with len(ids) rows each."""
     ids = np.asarray(ids, np.int64)
-    return checked(source.read(ids), ids, "read(ids)")
+    return checked(source.read(ids.copy()), ids, "read(ids)")  # a copy, for some sort theirs
 
 
 def checked(example: Any, ids: npt.NDArray[np.int64], by: str) -> Example:

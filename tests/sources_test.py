@@ -801,6 +801,17 @@ class Standardized:
         return X[ids] - X[ids].mean(0), Y[ids]
 
 
+class Sorting:
+    """Examples in the order in which they lie, whatever the order in which they are asked for."""
+
+    def __len__(self):
+        return 100
+
+    def read(self, ids):
+        ids.sort()
+        return X[ids], Y[ids]
+
+
 class Rounded:
     """Examples whose last bits depend on how many are read together, as those of a product of matrices."""
 
@@ -864,6 +875,7 @@ def test_batches_are_taken_apart():
             Owned(),
             r"can't be read \(ProgrammingError: SQLite objects created in a thread.* several threads read at once",
         ),
+        (Sorting(), r"read\(\[3, 2, 1, 0\]\) gives examples in another order"),
         (Standardized(), r"are others when they are read again. A source is a function of the id"),
         (((X / 16.0, Y), (X, Y)), "were only some of them scaled"),
         ({"train": (X, Y), "classes": ["nought", "one"]}, "how many there are; what they are is `class_names`"),

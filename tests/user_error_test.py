@@ -783,6 +783,30 @@ def branching(input_shape, classes):
 
 def raising():
     raise KeyError("a bug of the user's own")
+
+
+class Leaves(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise SystemExit
+
+
+class Begins(keras.callbacks.Callback):
+    begun = False
+
+    def on_epoch_begin(self, epoch, logs=None):
+        Begins.begun = True
+
+
+class LeftInTraining(Arrays):
+    def read(self, ids):
+        if Begins.begun:
+            raise SystemExit(3)
+        return super().read(ids)
+
+
+class Left:
+    train = LeftInTraining(IMAGES, LABELS)
+    classes = 10
 """
 
 
@@ -1207,3 +1231,13 @@ def test_a_bug_in_the_user_s_module_keeps_its_traceback(project):
     # Keras raises JAX's errors anew, and fails at some: what and where it was would be lost.
     err = trainer("--backend=jax", "--model=user_project:branching", "--run_dir=run", code=1, cwd=project).stderr
     assert "return x if keras.ops.mean(x) > 0 else -x" in err and "TracerBoolConversionError: Attempted" in err
+
+
+@pytest.mark.parametrize("backend", ("tensorflow", "jax"))
+def test_who_leaves_by_sys_exit_has_not_done_the_run(backend, project):
+    """Which exit code 0 would say."""
+    data = ("--dataset=user_project:Left", "--callbacks=user_project:Begins")
+    for flags, code in ((["--callbacks=user_project:Leaves"], 1), (data, 3)):
+        run = f"--run_dir={project / str(code)}"
+        err = trainer(f"--backend={backend}", "--model=user_project:linear", *flags, run, code=code, cwd=project).stderr
+        assert "Traceback" in err and "SystemExit" in err and "onecurve: left by sys.exit()" in err

@@ -134,6 +134,11 @@ def _run(argv: Sequence[str]) -> None:
     except KeyboardInterrupt:
         print("\nonecurve: stopped", file=sys.stderr)
         leave(INTERRUPTED)
+    except SystemExit as exit_:  # by code of the user's: what is left of the run is not to pass for done
+        traceback.print_exception(exit_)
+        words = "left by sys.exit(); let an error end a run, or in a callback self.model.stop_training = True"
+        print(f"onecurve: {words}", file=sys.stderr)
+        leave(exit_.code if isinstance(exit_.code, int) and exit_.code else 1)
     except Exception as error:
         traceback.print_exception(as_raised(error))
         leave(1)

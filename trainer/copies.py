@@ -24,11 +24,12 @@ def compare(parts: Assembly, step: int, recovery: Recovery) -> None:
     names = [f"device {d} of process {p}" for p, of_process in enumerate(gathered) for d in range(len(of_process))]
     differing = [name for name, number in zip(names, numbers, strict=True) if number != numbers[0]]
     if differing:
+        theirs = "see whether a callback of yours assigns the same in each process, or " * bool(parts.config.callbacks)
         raise UserError(
             "strategy",
             parts.config.strategy,
             f"after step {step} the variables on {', '.join(differing)} are not those on {names[0]}, though all were "
             f"given the same; {recovery.last_good}",
-            "the same command goes on from there; if it comes again, test that machine's memory and devices",
+            f"the same command goes on from there; if it comes again, {theirs}test that machine's memory and devices",
             DIVERGED,
         )
