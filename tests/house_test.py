@@ -18,7 +18,8 @@ FLOORS = {"input_pipeline.cgroups": 0, "input_pipeline": 1} | {
             """
             backend clock cluster command_line config console errors later layouts monitoring.history
             monitoring.host_memory monitoring.ledger monitoring.readable monitoring.verdict peers plugins policy
-            preemption processes run_directory scaling storage.append storage.lock storage.synced storage.writer tree
+            preemption processes run_directory scaling storage.append storage.lock storage.replacing storage.synced
+            storage.writer tree
             """,
             "loading",
             """

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 import textwrap
 
@@ -1119,6 +1120,21 @@ def test_what_was_refused_is_mended_in_its_directory(project):
     assert anew not in refused.stdout and mended.stdout.count(anew) == 1 and summary(project / "run")["starts"] == 1
     assert "holds another run" in trainer(*flags, "--model=dense", "--seed=1", code=2, cwd=project).stderr
     assert "is not what the run in" in trainer(*flags, "--model=mlp", code=2, cwd=project).stderr
+
+
+def test_a_log_without_checkpoints_is_not_replaced(project):
+    """They were deleted to make room, or the files are another program's."""
+    flags = ("--backend=jax", "--steps=3", "--run_dir=run")
+    trainer(*flags, cwd=project)
+    shutil.rmtree(project / "run" / "checkpoints")
+    paths = [project / "run" / name for name in ("metrics.jsonl", "summary.json")]
+    left = [(path, path.read_bytes()) for path in paths]
+    for path, content in left:
+        said = trainer(*flags, code=2, cwd=project).stderr
+        assert f"no checkpoint to continue from, and {path.name}" in said and path.read_bytes() == content
+        path.unlink()
+    trainer(*flags, cwd=project)
+    assert all(path.exists() for path in paths)
 
 
 def test_the_environment_contradicts(project):

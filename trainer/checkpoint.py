@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.run_directory import replace, sync_directory
 from trainer.storage import digests, hdf5_file, shards
+from trainer.storage.replacing import replace, sync_directory
 
 WEIGHTS = "model.weights.h5"
 MANIFEST = "manifest.json"

@@ -83,8 +83,8 @@ class Recovery:
         """Loads the newest checkpoint that can be trusted, or the initial state.
 
         Raises:
-          UserError: there are checkpoints, and none can be trusted; or the model computes something else with
-            the variables than it did when they were saved.
+          UserError: there are checkpoints, and none can be trusted; or there are none, and what a run has left; or the
+            model computes something else with the variables than it did when they were saved.
         """
         found = self._load_newest()
         aside = "".join(f"\n  set aside as damaged: {error}" for error in self._damaged)
@@ -104,6 +104,7 @@ class Recovery:
                 f"holds no checkpoint that can be trusted:{aside or ''.join(earlier)}",
                 "restore the run directory from a copy, or start anew in another --run_dir",
             )
+        self._directory.check_is_vacant()
         self._watch({})
         origin = f"initial weights from --seed={self._config.seed}"
         if self._config.initialize_from:

@@ -12,8 +12,9 @@ from trainer.errors import OK, UserError
 from trainer.monitoring import history
 from trainer.monitoring.readable import NOT_METRICS, duration
 from trainer.monitoring.verdict import verdict
-from trainer.run_directory import RunDirectory, replace
+from trainer.run_directory import RunDirectory
 from trainer.storage.append import decoded, records
+from trainer.storage.replacing import replace
 
 _WIDTH, _HEIGHT, _MARGIN = 420, 200, 45
 _COLOURS = {"": "#1f6feb", "val_": "#d1570a"}

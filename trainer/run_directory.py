@@ -11,6 +11,7 @@ from typing import Any, Self
 from trainer.config import Config
 from trainer.errors import BUSY, STORAGE, USER_ERROR, UserError
 from trainer.storage.lock import Lock
+from trainer.storage.replacing import replace
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -186,6 +187,17 @@ class RunDirectory:
             self._definition.unlink()
         return True
 
+    def check_is_vacant(self) -> None:
+        """Raises UserError where a run that begins would replace what one has left whose checkpoints are gone."""
+        for path in (self.metrics, self.summary):
+            if path.exists() and path.stat().st_size:
+                raise UserError(
+                    "run_dir",
+                    self.path,
+                    f"has no checkpoint to continue from, and {path.name}, which a run that begins there would replace",
+                    "put the checkpoints back, move that file away, or give another --run_dir",
+                )
+
     def record(self, replicas: int) -> None:
         """Writes run.flags, and a new run's definition.json, with its V: from here on the directory is no other's."""
         if not self._owner:
@@ -195,36 +207,6 @@ class RunDirectory:
             replace(self._definition, json.dumps({"flags": flags, **self._facts}, indent=1, sort_keys=True))
         # The newest start's flags, for where it runs and how long may change; of the bytes that the command line had.
         replace(self.path / "run.flags", os.fsencode("".join(f"{line}\n" for line in self._config.to_flags())))
-
-
-def replace(path: pathlib.Path, content: str | bytes, wait: bool = True) -> None:
-    """Writes a small file so that a reader sees the old one or the new one, never a part.
-
-    Args:
-      path: the file.
-      content: what it is to hold; text in UTF-8, what of it was no text as the bytes it was.
-      wait: until it is on the disk; otherwise a power failure may leave neither.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
-            file.flush()
-            if wait:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def sync_directory(path: pathlib.Path) -> None:
-    """Names that were given or taken in it are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _compare(flag: str, value: str, path: pathlib.Path, known: Any, now: Any) -> None:

@@ -7,8 +7,9 @@ from trainer.monitoring import history, printout
 from trainer.monitoring.ledger import OTHERS_DATA, Ledger
 from trainer.peers import Peers
 from trainer.preemption import until_told
-from trainer.run_directory import RunDirectory, replace
+from trainer.run_directory import RunDirectory
 from trainer.storage.append import encoded
+from trainer.storage.replacing import replace
 from trainer.training import Training
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from trainer.monitoring.ledger import Ledger
-from trainer.run_directory import replace
 from trainer.storage.append import records
+from trainer.storage.replacing import replace
 
 
 class Account(NamedTuple):

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from trainer.run_directory import replace
 from trainer.storage import digests
+from trainer.storage.replacing import replace
 from trainer.storage.synced import synced
 
 _DTYPES = {"int": "<i8", "bfloat16": ml_dtypes.bfloat16}  # by kind, where numpy's name is another
