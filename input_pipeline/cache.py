@@ -106,6 +106,8 @@ def _from_file(source: Source, path: pathlib.Path) -> Source:
 
     if whole.is_of_source():
         return opened()
+    if whole.is_foreign():
+        raise DataError(f"{path} exists and is no cache: give --cache the name of a file that need not be there")
     with lengthy.alone(lock, lambda: f"caching examples: {done():,} of {len(source):,}"):
         if whole.is_of_source():  # another process has filled it meanwhile
             return opened()

@@ -12,6 +12,8 @@ from input_pipeline.checksums import Checked
 from input_pipeline.source import DataError, Source, example_spec, fingerprint
 from input_pipeline.structure import flatten
 
+_BEGIN = b'{"fingerprint": "'  # of any cache
+
 
 class CacheFile:
     """A line of JSON, then an array (examples, ...) for each leaf of an example, then uint32 checksums of their blocks.
@@ -37,6 +39,13 @@ class CacheFile:
             return False
         with open(self.path, "rb") as file:
             return file.readline() == self._header
+
+    def is_foreign(self) -> bool:
+        """Whether a file is there that is no cache, which is not to be replaced by one."""
+        if not self.path.exists() or not self.path.stat().st_size:
+            return False
+        with open(self.path, "rb") as file:
+            return file.read(len(_BEGIN)) != _BEGIN
 
     def make(self) -> None:
         """Makes it, with room on the disk for all of it: where a map meets a full disk, the process dies."""

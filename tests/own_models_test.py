@@ -904,16 +904,20 @@ def test_evaluate_and_export(project):
     earlier = sorted((project / "run" / "checkpoints").glob("0*"))[-2]
     out = trainer("evaluate", f"--run_dir={earlier}", cwd=project).stdout
     assert json.loads(out.splitlines()[-1])["step"] == int(earlier.name) < summary(project / "run")["step"]
+    export = project / "run" / "export"
+    for name in ("saved_model", "classes.txt", "mine"):  # of an earlier one, and what somebody has made of it
+        (export / name).mkdir(parents=True)
     out = trainer("export", "--run_dir=run", cwd=project).stdout
     assert "agrees with the model" in out and "model.keras" in out
-    assert (project / "run" / "export" / "classes.txt").read_text() == "outside\ninside\n"
-    exported = keras.saving.load_model(project / "run" / "export" / "model.keras", compile=False).get_weights()
+    assert {path.name for path in export.iterdir()} == {"saved_model", "classes.txt", "mine", "model.keras"}
+    assert (export / "classes.txt").read_text() == "outside\ninside\n"
+    exported = keras.saving.load_model(export / "model.keras", compile=False).get_weights()
     arrays = checkpoint.arrays(*_saved(project / "run"))
     for kept in ("optimizer/", "layers/"):
         of_these = [value for name, value in arrays.items() if name.startswith(kept)]
         found = [any(np.array_equal(weights, value) for value in of_these) for weights in exported]
         assert all(found) if kept == "optimizer/" else not any(found)
-    assert (project / "run" / "export" / "saved_model" / "saved_model.pb").exists()
+    assert (export / "saved_model" / "saved_model.pb").exists()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

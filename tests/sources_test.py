@@ -1081,6 +1081,18 @@ def test_a_cache_without_room_or_place_is_told(tmp_path):
     assert len(cached(source, str(tmp_path / "cache.bin"))) == 100 and not list(tmp_path.glob(".cache*")), "no lock"
 
 
+def test_a_file_that_is_no_cache_is_not_replaced(tmp_path):
+    source = Subset(Arrays(X, Y), np.arange(100))
+    (path := tmp_path / "mine.npz").write_bytes(b"{not one of ours}")
+    with pytest.raises(DataError, match=r"mine\.npz exists and is no cache"):
+        cached(source, str(path))
+    assert path.read_bytes() == b"{not one of ours}" and [*tmp_path.iterdir()] == [path]
+    path.write_bytes(b"")  # as mktemp makes it
+    assert len(cached(source, str(path))) == 100
+    other = Subset(Arrays(X, Y), np.arange(50))  # another source's cache is replaced
+    assert len(cached(other, str(path))) == 50 and cached(other, str(path)).read(np.array([7]))[1] == Y[7]
+
+
 def test_array_records(tmp_path):
     """The digits as tf.train.Examples in ArrayRecord files: read as those of TFRecord files are."""
     import tensorflow as tf

@@ -52,7 +52,7 @@ def tidy(parent: pathlib.Path) -> None:
         target = before.with_name(before.name[1:].removesuffix(_BEFORE))
         if not target.exists():
             before.rename(target)
-    for leftover in parent.glob(".*"):
+    for leftover in parent.glob(".[0-9]*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 

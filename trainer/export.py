@@ -20,6 +20,7 @@ from trainer.peers import Peers
 from trainer.run_directory import RunDirectory
 
 _EXAMPLES = 8
+_WRITTEN = ("classes.txt", "model.keras", "saved_model")
 
 
 def run(config: Config) -> int:
@@ -39,11 +40,14 @@ def run(config: Config) -> int:
         wrong = _write_keras(model, x, expected, seeds, temporary / "model.keras")
     if names := parts.dataset.class_names:
         (temporary / "classes.txt").write_text("".join(f"{name}\n" for name in names), "utf-8")  # line i: class i
-    shutil.rmtree(target, ignore_errors=True)
-    temporary.rename(target)
+    target.mkdir(exist_ok=True)
+    for name in _WRITTEN:  # one by one: what somebody has made of an earlier export stays
+        before = target / name
+        shutil.rmtree(before) if before.is_dir() else before.unlink(missing_ok=True)
     print(f"exported {path} to")
-    for written in sorted(target.iterdir()):
-        print(f"  {written}")
+    for written in sorted(temporary.iterdir()):
+        print(f"  {written.rename(target / written.name)}")
+    temporary.rmdir()
     print(f"loaded again, and agrees with the model on {min(_EXAMPLES, len(source))} examples")
     if wrong:
         print(f"no model.keras: {wrong}")
