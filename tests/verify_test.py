@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.running import REPOSITORY, alive, children, environment, start, trainer
-from trainer import verify, verify_rows
+from trainer import verify_rows
 from trainer.errors import UserError, last_words
 
 PLANTED = """
@@ -180,6 +180,12 @@ def test_who_is_told_to_stop_leaves_no_files_and_no_runs(verb, tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
+def test_runs_of_an_earlier_verify_are_not_taken_for_this_one_s(tmp_path):
+    (tmp_path / "one_device-jax").mkdir()
+    said = trainer("verify", f"--run_dir={tmp_path}", code=2).stderr
+    assert "is not empty" in said and "--run_dir" in said
+
+
 def test_a_backend_that_fails_is_not_taken_for_one_without_accelerators(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "nonesuch")
     with pytest.raises(UserError, match="--backend=jax: can't be asked for its devices"):
@@ -188,9 +194,9 @@ def test_a_backend_that_fails_is_not_taken_for_one_without_accelerators(monkeypa
 
 def test_a_row_that_did_not_run_is_not_taken_for_one_of_other_bits():
     twice = verify_rows.Row("one_device jax, again", "jax", 1, 4)
-    assert "did not run" in verify.likely_cause([twice])
+    assert "did not run" in verify_rows.likely_cause([twice])
     twice.losses = [1.0]
-    assert "not deterministic" in verify.likely_cause([twice])
+    assert "not deterministic" in verify_rows.likely_cause([twice])
 
 
 @pytest.mark.long

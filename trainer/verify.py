@@ -33,9 +33,11 @@ def run(config: Config) -> int:
     """Prints findings and the table. Returns 0 if the promise holds, else 1."""
     if config.replicas and config.replicas & (config.replicas - 1):
         raise UserError("replicas", config.replicas, "is no power of two, as verify's devices are", "for example 4")
+    if config.run_dir and any(config.directory().glob("*")):
+        reason = "is not empty: runs that were there would only be continued, and compared with each other as they were"
+        raise UserError("run_dir", config.run_dir, reason, "give a new directory, or leave it out")
     with tempfile.TemporaryDirectory(prefix="onecurve-verify-") as scratch:
-        directory = pathlib.Path(config.run_dir or scratch)
-        runs = Runs(config, directory)
+        runs = Runs(config, pathlib.Path(config.run_dir or scratch))
         print(f"asking model and data alone ({config.model}, {config.dataset})", flush=True)
         probed = runs.probe()
         rows = runs.rows(probed)
@@ -60,7 +62,7 @@ def run(config: Config) -> int:
         for finding in broken:
             print(f"cause: {finding['part']} {finding['problem']}")
         if failed and not broken:
-            print(likely_cause(failed))
+            print(verify_rows.likely_cause(failed))
         held = not failed and not broken
         print("\nOne run, one curve: it holds for this model and data." if held else "\nThe promise is broken.")
         return OK if held else 1
@@ -233,18 +235,3 @@ class Runs:
         """Ends what is running."""
         for process in list(self._running):
             process.kill()
-
-
-def likely_cause(failed: Sequence[Row]) -> str:
-    """In words, what kinds of rows fail."""
-    if not all(row.losses for row in failed):
-        return "cause: some did not run at all; python -m trainer with their flags says more"
-    names = [row.name for row in failed]
-    if any(name.endswith("again") for name in names):
-        return "cause: the same flags gave other bits twice: an op, a layer or the data is not deterministic"
-    if any(name.endswith("1 replica") for name in names):
-        return (
-            "cause: the number of logical replicas shows, though nothing in the model should let it: is a "
-            "loss or a gradient scaled by the size of a replica's share?"
-        )
-    return "cause: the number of devices shows: is something scaled by it, or added up in another order?"

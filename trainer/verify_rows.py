@@ -161,3 +161,18 @@ def table(rows: Sequence[Row]) -> str:
         lines.append((row.name, *counts, loss, deviation, at, row.sha256[:12] or "-", row.verdict))
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n" + "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def likely_cause(failed: Sequence[Row]) -> str:
+    """In words, what kinds of rows fail."""
+    if not all(row.losses for row in failed):
+        return "cause: some did not run at all; python -m trainer with their flags says more"
+    names = [row.name for row in failed]
+    if any(name.endswith("again") for name in names):
+        return "cause: the same flags gave other bits twice: an op, a layer or the data is not deterministic"
+    if any(name.endswith("1 replica") for name in names):
+        return (
+            "cause: the number of logical replicas shows, though nothing in the model should let it: is a "
+            "loss or a gradient scaled by the size of a replica's share?"
+        )
+    return "cause: the number of devices shows: is something scaled by it, or added up in another order?"
