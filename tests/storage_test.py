@@ -15,6 +15,7 @@ from tests.conftest import need
 from tests.forks import trainer
 from tests.running import REPOSITORY, curve, environment, lines, start, summary, wait_for_checkpoint
 from tests.shim import shim
+from trainer import checkpoint
 
 FLAGS = ("--backend=jax", "--model=dense", "--save_every=20", "--log_every=20", "--evaluate_every=never")
 
@@ -285,3 +286,11 @@ def test_ctrl_c_saves_and_a_second_one_leaves_at_once(tmp_path):
     for directory in (run, tmp_path / "whole"):
         trainer(*flags, f"--steps={step}", f"--run_dir={directory}")
     assert summary(run)["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
+
+
+def test_a_checkpoint_that_a_run_removes_is_not_taken_for_a_damaged_one(tmp_path):
+    trainer("--backend=jax", "--steps=3", "--save_every=1", "--keep=4", f"--run_dir={tmp_path}")
+    found = checkpoint.newest(tmp_path / "checkpoints")
+    assert next(found)[0].name == "00000003"
+    checkpoint.remove(tmp_path / "checkpoints" / "00000002")  # as a run does that goes on
+    assert [path.name for path, _ in found] == ["00000001", "00000000"]

@@ -9,6 +9,7 @@ Data position and randomness follow from the step (input_pipeline/order.py), so 
 needs no Keras, and tells of the runs of either backend: trainer/storage/saving.py has what knows a program's variables.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -44,6 +45,14 @@ def commit(temporary: pathlib.Path, files: dict[str, Any], variables: dict[str, 
     os.rename(temporary, target)
     sync_directory(target.parent)
     shutil.rmtree(before, ignore_errors=True)
+
+
+def remove(path: pathlib.Path) -> None:
+    """Removes a checkpoint that is no longer kept: whoever looks for it meanwhile finds it whole, or gone."""
+    hidden = path.with_name(f".{path.name}.removed")
+    with contextlib.suppress(OSError):  # somebody else has removed it
+        path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def tidy(parent: pathlib.Path) -> None:
@@ -123,7 +132,8 @@ def newest(
         try:
             yield path, verify(path, arrays)
         except Damaged as error:
-            yield path, error
+            if path.exists():  # a run that goes on removes what it no longer keeps
+                yield path, error
 
 
 def arrays(path: pathlib.Path, manifest: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -24,11 +24,16 @@ def run(config: Config) -> int:
     best = next((m["best"].get("step") for _, m in reversed(found) if isinstance(m, dict)), None)
     print(f"{'step':>10}  {'age':>8}  {'size':>8}  {'moved by':>9}  verdict")
     for path, manifest in found:
-        age, held = duration(time.time() - path.stat().st_mtime), size(_bytes(path))
+        try:
+            age, held = duration(time.time() - path.stat().st_mtime), size(_bytes(path))
+            now = checkpoint.arrays(path, manifest) if isinstance(manifest, dict) else {}
+        except OSError:
+            if path.exists():
+                raise
+            continue  # a run that goes on has removed it since
         if not isinstance(manifest, dict):
             print(f"{path.name:>10}  {age:>8}  {held:>8}  {'-':>9}  DAMAGED: {manifest}")
             continue
-        now = checkpoint.arrays(path, manifest)
         moved = f"{change(before, now):.1e}" if before else "-"
         print(f"{manifest['step']:>10}  {age:>8}  {held:>8}  {moved:>9}  {_words(manifest, best)}")
         before = now

@@ -1,7 +1,6 @@
 """When to save, what to restore, what to keep. Keras's ModelCheckpoint decides, saving.py writes."""
 
 import pathlib
-import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -222,7 +221,7 @@ class Recovery:
         saved = checkpoint.steps(self._directory.checkpoints)
         for step in saved[: -self._config.keep]:
             if step != best and not self._kept(step):
-                shutil.rmtree(self._directory.checkpoints / f"{step:08d}", ignore_errors=True)
+                checkpoint.remove(self._directory.checkpoints / f"{step:08d}")
 
     def _watch(self, best: dict[str, Any]) -> None:
         """Makes the two Keras callbacks that decide when a checkpoint is written."""

@@ -116,7 +116,7 @@ def read_shards(path: pathlib.Path, program: Program, manifest: dict[str, Any], 
         read_region = functools.partial(shards.region, path, manifest["variables"][name])
         try:
             program.assign(program.variables[name], read_region)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise Damaged(f"{path}: variable {name}: {error}") from None
 
 
