@@ -4,6 +4,7 @@ Sources read examples in any order, map files into memory and keep an index besi
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from input_pipeline.source import DataError
 _AT_ONCE = 8  # files
 _LOOK = 5.0  # seconds between two looks at how far the copies are
 _KNOWN = ".copied.jsonl"
+_used: dict[pathlib.Path, int] = {}  # copies that this process reads, and the files by whose locks others know
 # By what stores call it: how a file is known to be another than before.
 _STAMPS = (
     "size",
@@ -38,14 +40,15 @@ def local(place: str) -> str:
     """The directory on this host that holds a copy of a remote one; what names no remote place comes back as it is.
 
     Copies lie under $XDG_CACHE_HOME/onecurve. Files that are there, and have not changed in the store since (by what
-    it tells of them: size, time, checksum), are not fetched again; one process of a host fetches, the others wait.
+    it tells of them: size, time, checksum), are not fetched again; one process of a host fetches, the others wait. A
+    copy that a process reads is not changed until it ends.
 
     Args:
       place: a directory, or a URL of one.
 
     Raises:
-      DataError: the store can't be reached or has no such files, the packages for it are missing, or a file's name
-        would lead out of the copy.
+      DataError: the store can't be reached or has no such files, the packages for it are missing, a file's name would
+        lead out of the copy, or other files are there than in a copy that is read.
     """
     if not re.match(r"[a-z][a-z0-9+]*://", place):
         return place
@@ -66,7 +69,11 @@ def local(place: str) -> str:
     directory = host_cache.directory() / hashlib.sha256(place.rstrip("/").encode()).hexdigest()[:16]
     with lengthy.alone(directory.with_suffix(".lock"), lambda: f"copying {place}: {_copied(directory)}"):
         directory.mkdir(exist_ok=True)
+        if directory not in _used:
+            _used[directory] = used = os.open(directory / ".used", os.O_RDWR | os.O_CREAT, 0o644)
+            os.register_at_fork(after_in_child=lambda: os.close(used))  # or a fork that lives on would keep its lock
         _fetch(store, root.rstrip("/"), files, directory, place)
+        fcntl.flock(_used[directory], fcntl.LOCK_SH)
     return str(directory)
 
 
@@ -107,6 +114,14 @@ def _fetch(store: Any, root: str, files: dict[str, Any], directory: pathlib.Path
         wanted[relative] = name, {key: str(facts[key]) for key in _STAMPS if key in facts}
     with open(directory / _KNOWN, "a+") as known_file:
         known = _known(known_file)
+        if any(stamp != wanted.get(relative, ("", None))[1] for relative, stamp in known.items()):
+            try:
+                fcntl.flock(_used[directory], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DataError(
+                    f"{place} holds other files than were copied to {directory}, which another process reads: "
+                    "wait for its end, or set XDG_CACHE_HOME to another directory"
+                ) from None
         for relative in set(known) - set(wanted):
             (directory / relative).unlink(missing_ok=True)
         new = [r for r, (_, stamp) in wanted.items() if known.get(r) != stamp or not (directory / r).is_file()]

@@ -3,13 +3,15 @@
 import functools
 import http.server
 import pathlib
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from input_pipeline import remote
 from input_pipeline.source import DataError
-from tests.running import summary, trainer
+from tests.running import REPOSITORY, environment, summary, trainer
 
 
 @pytest.fixture
@@ -46,6 +48,28 @@ def test_remote_data_are_copied_once(server, tmp_path, monkeypatch, capfd):
     assert sorted(p.name for p in copy.glob("deep/*")) == ["0.txt", "1.txt"]
     assert (copy / "deep/1.txt").read_text() == "changed"
     assert remote.local(str(tmp_path)) == str(tmp_path)
+
+
+READS = "import sys; from input_pipeline import remote; print(remote.local(sys.argv[1]), flush=True); sys.stdin.read()"
+
+
+def test_a_copy_that_is_read_is_not_changed(server, tmp_path, monkeypatch):
+    url, directory = server
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (directory / "a.txt").write_text("as it was")
+    command, pipe = [sys.executable, "-c", READS, url], subprocess.PIPE
+    with subprocess.Popen(command, cwd=REPOSITORY, env=environment(), stdin=pipe, stdout=pipe, text=True) as reading:
+        while "onecurve" not in (line := reading.stdout.readline()) or "copying" in line:
+            assert line
+        copy = pathlib.Path(line.strip())
+        assert remote.local(url) == str(copy)
+        (directory / "a.txt").write_text("another")
+        with pytest.raises(DataError, match="which another process reads: wait for its end"):
+            remote.local(url)
+        assert (copy / "a.txt").read_text() == "as it was"
+        reading.stdin.close()
+    remote.local(url)
+    assert (copy / "a.txt").read_text() == "another"
 
 
 def test_remote_data_that_can_not_be_had(server):
