@@ -288,6 +288,16 @@ def test_ctrl_c_saves_and_a_second_one_leaves_at_once(tmp_path):
     assert summary(run)["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
 
 
+def test_a_full_disk_is_told_by_verbs_that_write(small_disk):
+    run = small_disk / "run"
+    trainer("--backend=jax", "--model=mlp(units=8)", "--steps=3", f"--run_dir={run}")
+    (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free))
+    for verb in ("export", "report"):
+        said = trainer(verb, f"--run_dir={run}", code=73).stderr
+        assert "can't be written" in said and "No space left" in said and "Traceback" not in said
+        assert not (run / ".export").exists()
+
+
 def test_a_checkpoint_that_a_run_removes_is_not_taken_for_a_damaged_one(tmp_path):
     trainer("--backend=jax", "--steps=3", "--save_every=1", "--keep=4", f"--run_dir={tmp_path}")
     found = checkpoint.newest(tmp_path / "checkpoints")

@@ -1,5 +1,6 @@
 """The verb export: a SavedModel and a .keras file, loaded again and compared before they are called done."""
 
+import errno
 import pathlib
 import shutil
 import textwrap
@@ -10,6 +11,7 @@ import numpy as np
 
 from input_pipeline.source import read
 from input_pipeline.structure import map_structure
+from trainer.assembly import Assembly
 from trainer.config import Config
 from trainer.errors import OK
 from trainer.evaluate import restore
@@ -28,30 +30,38 @@ def run(config: Config) -> int:
     parts, path = restore(config, Peers())
     source = parts.dataset.evaluation or parts.dataset.train
     x = _needed(parts.program.model, read(source, np.arange(min(_EXAMPLES, len(source))))[0])
-    target = RunDirectory(config).exports
+    directory = RunDirectory(config)
+    target = directory.exports
     temporary = target.with_name(f".{target.name}")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    with parts.program.averaged():
-        model = parts.program.model
-        seeds = [keras.ops.convert_to_numpy(variable) for variable in _seeds(model)]
-        expected = _outputs(model, x, seeds)
-        _write_saved_model(model, x, expected, temporary / "saved_model")
-        wrong = _write_keras(model, x, expected, seeds, temporary / "model.keras")
-    if names := parts.dataset.class_names:
-        (temporary / "classes.txt").write_text("".join(f"{name}\n" for name in names), "utf-8")  # line i: class i
-    target.mkdir(exist_ok=True)
-    for name in _WRITTEN:  # one by one: what somebody has made of an earlier export stays
-        before = target / name
-        shutil.rmtree(before) if before.is_dir() else before.unlink(missing_ok=True)
-    print(f"exported {path} to")
-    for written in sorted(temporary.iterdir()):
-        print(f"  {written.rename(target / written.name)}")
-    temporary.rmdir()
+    try:
+        with directory.writing(), parts.program.averaged():
+            temporary.mkdir(parents=True)
+            wrong = _write(parts, x, temporary)
+            target.mkdir(exist_ok=True)
+            for name in _WRITTEN:  # one by one: what somebody has made of an earlier export stays
+                before = target / name
+                shutil.rmtree(before) if before.is_dir() else before.unlink(missing_ok=True)
+            print(f"exported {path} to")
+            for written in sorted(temporary.iterdir()):
+                print(f"  {written.rename(target / written.name)}")
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     print(f"loaded again, and agrees with the model on {min(_EXAMPLES, len(source))} examples")
     if wrong:
         print(f"no model.keras: {wrong}")
     return OK
+
+
+def _write(parts: Assembly, x: Any, directory: pathlib.Path) -> str:
+    """Writes the program's model as it is. Returns why there is no .keras file of it, or ''."""
+    model, names = parts.program.model, parts.dataset.class_names
+    seeds = [keras.ops.convert_to_numpy(variable) for variable in _seeds(model)]
+    expected = _outputs(model, x, seeds)
+    if names:
+        (directory / "classes.txt").write_text("".join(f"{name}\n" for name in names), "utf-8")  # line i: class i
+    _write_saved_model(model, x, expected, directory / "saved_model")
+    return _write_keras(model, x, expected, seeds, directory / "model.keras")
 
 
 def _needed(model: keras.Model, x: Any) -> Any:
@@ -66,6 +76,7 @@ def _write_saved_model(model: keras.Model, x: Any, expected: Any, path: pathlib.
     """Writes a SavedModel, and compares what it makes of some examples with what is expected.
 
     Raises:
+      OSError: there is no room for it.
       RuntimeError: it computes something else than the model.
     """
     import tensorflow as tf  # the SavedModel is TensorFlow's; __main__ has chosen that backend
@@ -74,7 +85,11 @@ def _write_saved_model(model: keras.Model, x: Any, expected: Any, path: pathlib.
     archive = keras.export.ExportArchive()  # not by model.export(), where layers that augment images do so
     archive.track(model)
     archive.add_endpoint("serve", lambda x: model(taken(model, x), training=False), input_signature=[signature])
-    archive.write_out(str(path), verbose=False)
+    try:
+        archive.write_out(str(path), verbose=False)
+    except (tf.errors.ResourceExhaustedError, tf.errors.PermissionDeniedError) as error:  # of a disk, or a quota
+        full = isinstance(error, tf.errors.ResourceExhaustedError)
+        raise OSError(errno.ENOSPC if full else errno.EACCES, error.message, str(path)) from None
     served = tf.saved_model.load(str(path))  # kept: its variables end with it
     if apart := _apart(model, expected, served.serve(x)):
         raise RuntimeError(f"export: {path.name} computes something else than the model: they differ by {apart:g}")

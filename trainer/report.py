@@ -41,7 +41,8 @@ def run(config: Config) -> int:
         goes_on = number == len(starts) and directory.is_in_use()
         start["ended"] = start["ended"] or ("goes on" if goes_on else "broke off")
     page = _page(str(directory.path), config, definition, lines, _summary(directory), starts)
-    replace(directory.path / "report.html", page)
+    with directory.writing():
+        replace(directory.path / "report.html", page)
     print(directory.path / "report.html")
     return OK
 

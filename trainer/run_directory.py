@@ -1,10 +1,12 @@
 """The run directory: who owns it, which run it holds, and where its files are."""
 
+import contextlib
 import errno
 import json
 import os
 import pathlib
 import shutil
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -71,15 +73,7 @@ class RunDirectory:
                 folder.mkdir(exist_ok=True)
         except OSError as error:
             self._lock.release()
-            full = error.errno in _FULL
-            raise UserError(
-                "run_dir",
-                self.path,
-                f"can't be written by user {os.getuid()}: {os.strerror(error.errno or errno.EIO)} "
-                f"({error.filename or self.path})",
-                "make room, or give another directory" if full else "give a directory that you may write",
-                STORAGE if full else USER_ERROR,
-            ) from None
+            raise self._can_t_be_written(error) from None
         except UserError:
             self._lock.release()
             raise
@@ -97,6 +91,25 @@ class RunDirectory:
                 "make room, put back what was moved or deleted, or drop os.chdir(); then the same command continues it",
                 STORAGE,
             ) from error
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Within it a verb writes that does not own the directory; that it can't is told as a mistake."""
+        try:
+            yield
+        except OSError as error:
+            raise self._can_t_be_written(error) from error
+
+    def _can_t_be_written(self, error: OSError) -> UserError:
+        full = error.errno in _FULL
+        return UserError(
+            "run_dir",
+            self.path,
+            f"can't be written by user {os.getuid()}: {os.strerror(error.errno or errno.EIO)} "
+            f"({error.filename or self.path})",
+            "make room, or give another directory" if full else "give a directory that you may write",
+            STORAGE if full else USER_ERROR,
+        )
 
     def _is_ours(self, error: OSError) -> bool:
         """Whether an error is of this directory; one of a full disk names no file, and others' are told as theirs."""
