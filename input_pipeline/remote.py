@@ -70,11 +70,18 @@ def local(place: str) -> str:
     with lengthy.alone(directory.with_suffix(".lock"), lambda: f"copying {place}: {_copied(directory)}"):
         directory.mkdir(exist_ok=True)
         if directory not in _used:
-            _used[directory] = used = os.open(directory / ".used", os.O_RDWR | os.O_CREAT, 0o644)
-            os.register_at_fork(after_in_child=lambda: os.close(used))  # or a fork that lives on would keep its lock
+            _used[directory] = os.open(directory / ".used", os.O_RDWR | os.O_CREAT, 0o644)
         _fetch(store, root.rstrip("/"), files, directory, place)
         fcntl.flock(_used[directory], fcntl.LOCK_SH)
     return str(directory)
+
+
+def _forget() -> None:
+    while _used:
+        os.close(_used.popitem()[1])
+
+
+os.register_at_fork(after_in_child=_forget)  # or a fork that lives on would keep its parent's locks
 
 
 def localized(arguments: Mapping[str, Any]) -> dict[str, Any]:
