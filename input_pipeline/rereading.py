@@ -16,7 +16,9 @@ from input_pipeline.source import DataError, Example, Source, checked, is_stream
 from input_pipeline.structure import flatten
 
 _THREADS = 4
-_SECONDS = 0.1  # for which threads read beside each other; of those that share an open file, some then read astray
+# For which threads read beside each other: of those that share an open file, some then read astray.
+_SECONDS, _OF_A_CORE = 0.1, 0.02  # at least, and by each thread
+_AT_MOST = 0.3  # where others keep the cores busy, or reads wait for a disk
 Changed = Callable[[npt.NDArray[np.int64]], list[Any]]
 
 
@@ -67,14 +69,16 @@ def _check_beside(changed: Changed, ids: npt.NDArray[np.int64]) -> None:
       DataError: some are others then, or can't be read.
     """
     known = [changed(ids[[i]]) for i in range(len(ids))]
-    end, interval = time.monotonic() + _SECONDS, sys.getswitchinterval()
+    begun, interval = time.monotonic(), sys.getswitchinterval()
 
     def reads_astray(thread: int) -> bool:
+        busy = time.thread_time()
         for i in itertools.cycle(np.roll(range(len(ids)), thread)):
             for a, b in zip(known[i], changed(ids[[i]]), strict=True):
                 if not (np.array_equal(a, b) or _close(a, b)):
                     return True
-            if time.monotonic() > end:
+            passed = time.monotonic() - begun
+            if passed > (_SECONDS if time.thread_time() - busy > _OF_A_CORE else _AT_MOST):
                 return False
         return False
 

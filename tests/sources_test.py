@@ -4,6 +4,7 @@ import datetime
 import decimal
 import gzip
 import io
+import json
 import os
 import pathlib
 import re
@@ -368,6 +369,23 @@ def test_images_in_folders(folders, tmp_path, capsys):
     assert summary(tmp_path / "one")["final"]["test_accuracy"] > 0.7
     trainer(*flags, f"--run_dir={tmp_path / 'two'}", "--strategy=device_mesh", "--devices=2")
     assert summary(tmp_path / "one")["weights_sha256"] == summary(tmp_path / "two")["weights_sha256"]
+
+
+def test_a_run_is_evaluated_on_other_examples(folders, tmp_path):
+    """Also on those that their dataset has for training, but not by other classes."""
+    run, new = f"--run_dir={tmp_path / 'run'}", tmp_path / "new"
+    flags = ("--dataset=images(size=16)", f"--data_dir={folders}", "--model=mlp", "--learning_rate=0.003")
+    trainer(*flags, "--steps=100", "--evaluate_every=never", "--backend=jax", run)
+    assert "train_" not in trainer("evaluate", run).stdout
+    for folder in folders.iterdir():
+        (new / folder.name).mkdir(parents=True)
+        for path in sorted(folder.iterdir())[:5]:
+            shutil.copy(path, new / folder.name)
+    out = trainer("evaluate", run, f"--data_dir={new}").stdout
+    assert "train_ is of 15 examples" in out and json.loads(out.splitlines()[-1])["train_accuracy"] > 0.7
+    (new / "nought").rename(new / "zero")
+    said = trainer("evaluate", run, f"--data_dir={new}", code=2).stderr
+    assert "has the classes one, two, zero, and the run was trained on nought, one, two" in said
 
 
 def huge(width: int = 100_000) -> bytes:

@@ -17,17 +17,24 @@ from trainer.storage.append import encoded
 def run(config: Config, peers: Peers) -> int:
     """Prints the metrics of the run's newest checkpoint, or of the one that --run_dir names. Returns the exit code."""
     parts, path = restore(config, peers)
-    if parts.dataset.validation is None and parts.dataset.evaluation is None:
-        fix = "give another --dataset, or let this one have `evaluation`, too"
-        raise UserError("dataset", config.dataset, "has no examples but those that are trained on", fix)
+    dataset, definition = parts.dataset, RunDirectory(config).definition() or {}
+    sources = {"val_": dataset.validation, "test_": dataset.evaluation}
+    if dataset.validation is dataset.evaluation:
+        del sources["val_"]
+    if dataset.facts()["train"] != definition["data"]["train"]:  # of other data, nothing was trained on
+        sources["train_"] = dataset.train
     results: dict[str, float] = {}
     with parts.program.averaged():
-        if parts.dataset.validation is not parts.dataset.evaluation and parts.dataset.validation is not None:
-            results |= evaluate(parts, parts.dataset.validation, "val_")
-        if parts.dataset.evaluation is not None:
-            results |= evaluate(parts, parts.dataset.evaluation, "test_")
+        for prefix, source in sources.items():
+            if source is not None:
+                results |= evaluate(parts, source, prefix)
+    if not results:
+        fix = "give another --dataset, or let this one have `evaluation`, too"
+        raise UserError("dataset", config.dataset, "has no examples but those that are trained on", fix)
     if peers.cluster.is_chief:
         print(f"{path} on {parts.strategy.description}")
+        if "train_" in sources:
+            print(f"train_ is of {len(dataset.train):,} examples that the data have to train on: the run had others")
         print(words(results))
         print(encoded({"step": int(path.name), **results}))
     parts.strategy.close(OK)
@@ -41,6 +48,10 @@ def restore(config: Config, peers: Peers) -> tuple[Assembly, pathlib.Path]:
     if definition is None:
         raise UserError("run_dir", directory.path, "holds no run (no definition.json)", "give the directory of a run")
     parts = assemble(config, peers, int(definition["flags"]["replicas"]), training=False)
+    names, others = definition.get("class_names"), parts.dataset.class_names
+    if names and others and names != [*others]:
+        reason = f"has the classes {', '.join(others)}, and the run was trained on {', '.join(names)}"
+        raise UserError("dataset", config.dataset, reason, "give data of the run's classes, a folder for each, say")
     directory.check({"variables": parts.program.signature(), "architecture": parts.program.architecture()})
     # Now: a run that goes on removes old ones.
     found = checkpoint.newest(directory.checkpoints, only=directory.checkpoint)

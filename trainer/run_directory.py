@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -211,13 +211,17 @@ class RunDirectory:
                     "put the checkpoints back, move that file away, or give another --run_dir",
                 )
 
-    def record(self, replicas: int) -> None:
-        """Writes run.flags, and a new run's definition.json, with its V: from here on the directory is no other's."""
+    def record(self, replicas: int, class_names: Sequence[str] | None) -> None:
+        """Writes run.flags, and a new run's definition.json, with its V: from here on the directory is no other's.
+
+        The names of its classes are there for `evaluate`, whose data may be others.
+        """
         if not self._owner:
             return
         if self.definition() is None:
             flags = self._config.definition() | {"replicas": replicas}
-            replace(self._definition, json.dumps({"flags": flags, **self._facts}, indent=1, sort_keys=True))
+            known = {"flags": flags, "class_names": class_names, **self._facts}
+            replace(self._definition, json.dumps(known, indent=1, sort_keys=True))
         # The newest start's flags, for where it runs and how long may change; of the bytes that the command line had.
         replace(self.path / "run.flags", os.fsencode("".join(f"{line}\n" for line in self._config.to_flags())))
 

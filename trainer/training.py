@@ -78,7 +78,7 @@ class Training:
             self.reporting.say("callbacks have changed: those of other names than before have no memory of the run")
         self._tracing = Tracing(config, parts.strategy, directory.tensorboard, parts.peers.cluster.index)
         self._tracing.at(self.step, self.ended)
-        directory.record(parts.program.replicas)  # not before: what was refused so far is no run
+        directory.record(parts.program.replicas, parts.dataset.class_names)  # what was refused so far is no run
         if not self.step:
             self.save({})  # from here on there is always a good checkpoint
 
