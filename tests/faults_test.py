@@ -216,7 +216,10 @@ def test_a_parameter_server_s_worker_may_die(tmp_path):
     assert re.search(r"process 1 \(worker, [\d.:]+\) was lost: its steps are for others", out)
     assert out.count("[0]       run ") == 1  # one start of the chief
     assert "Failed to remove function" not in out.partition(" done at ")[2]  # of workers that have left
-    assert summary(run)["step"] == 300 and summary(run)["final"]["test_accuracy"] > 0.9
+    final = summary(run)["final"]
+    assert summary(run)["step"] == 300 and final["test_accuracy"] > 0.9
+    evaluated = trainer("evaluate", f"--run_dir={run}").stdout  # as the run has said: without servers
+    assert json.loads(evaluated.splitlines()[-1])["test_loss"] == pytest.approx(final["test_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,13 @@ def without_accelerators(config: Config) -> Config:
     return dataclasses.replace(config, strategy="device_mesh", backend="jax", devices=devices)
 
 
+def without_others(config: Config) -> Config:
+    """What a process can do by itself with a run whose strategy needs several, on the same backend."""
+    if config.strategy not in ("multi_worker_mirrored", "parameter_server"):
+        return config
+    return dataclasses.replace(config, strategy="one_device", backend="tensorflow", devices=0)
+
+
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Keeps JAX from being imported beside TensorFlow: Keras does so for Orbax's sake, a tenth of a start's time."""
