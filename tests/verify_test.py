@@ -131,6 +131,12 @@ def test_planted_faults_are_named(flag, named, backend, here):
     assert named in trainer("probe", flag, f"--backend={backend}", cwd=here, code=1).stdout
 
 
+def test_one_process_probes_for_a_strategy_of_several(here):
+    trainer("probe", "--model=planted:good", "--strategy=parameter_server", cwd=here)
+    told = trainer("probe", "--strategy=parameter_server", "--backend=jax", cwd=here, code=2).stderr
+    assert "contradicts --strategy=parameter_server" in told
+
+
 def test_a_number_that_call_counts_up_is_named(here):
     """A compiled step has what it was when it was traced."""
     out = trainer("probe", "--backend=jax", "--model=planted:warming", cwd=here, code=1).stdout

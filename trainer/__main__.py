@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         # A SavedModel is TensorFlow's format, and a checkpoint restores on either backend.
         anywhere = {name: getattr(Config, name) for name in WHERE}
         config = dataclasses.replace(config, **anywhere | {"backend": "tensorflow"})
-    if verb == "evaluate" and cluster is ALONE:
+    if verb in ("evaluate", "probe") and cluster is ALONE:
         config = backend.without_others(config)
     if verb == "explain":
         config = backend.without_accelerators(config)

@@ -184,7 +184,7 @@ def without_others(config: Config) -> Config:
     """What a process can do by itself with a run whose strategy needs several, on the same backend."""
     if config.strategy not in ("multi_worker_mirrored", "parameter_server"):
         return config
-    return dataclasses.replace(config, strategy="one_device", backend="tensorflow", devices=0)
+    return dataclasses.replace(config, strategy="one_device", backend=choose(config), devices=0)
 
 
 @contextlib.contextmanager
