@@ -394,13 +394,13 @@ def test_a_run_goes_on_when_another_is_given_its_addresses(tmp_path):
     """JAX would have the two share a port, and the first be ended by the other's process 1."""
     port, other = free_ports(2)
 
-    def both(name: str) -> "list[subprocess.Popen[str]]":
+    def both(name: str, *more: str) -> "list[subprocess.Popen[str]]":
         flags = ("--strategy=device_mesh", *FLAGS, "--steps=100000", "--save_every=20", f"--run_dir={tmp_path / name}")
-        return [start(*flags, f"--cluster={i}@127.0.0.1:{port},127.0.0.1:{other}", "--hang_after=5s") for i in (0, 1)]
+        return [start(*flags, f"--cluster={i}@127.0.0.1:{port},127.0.0.1:{other}", *more) for i in (0, 1)]
 
     first = both("first")
     wait_for_checkpoint(first[0], tmp_path / "first", 20)
-    for process, code in zip(both("second"), (2, 69), strict=True):
+    for process, code in zip(both("second", "--hang_after=5s"), (2, 69), strict=True):
         _, err = process.communicate(timeout=60)
         assert process.returncode == code, err
         if code == 2:
