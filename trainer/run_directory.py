@@ -105,7 +105,7 @@ class RunDirectory:
         return UserError(
             "run_dir",
             self.path,
-            f"can't be written by user {os.getuid()}: {os.strerror(error.errno or errno.EIO)} "
+            f"can't be written by user {os.getuid()}: {os.strerror(error.errno) if error.errno else error} "
             f"({error.filename or self.path})",
             "make room, or give another directory" if full else "give a directory that you may write",
             STORAGE if full else USER_ERROR,
